@@ -265,7 +265,7 @@ def reason(origin: Origin) -> str:
         linecache.getlines(origin.file)[max(0, origin.line - _NEAR) : origin.line + _NEAR]
     )
     if _CAPACITY.search(near):
-        return "its experts take a number of tokens of the whole batch"
+        return "its experts share a fixed token capacity across the batch"
     if "batch_norm" in origin.operation:
         return "it normalizes over the whole batch"
     return f"it takes {origin.operation} over all rows" + (f" (`{text}`)" if text else "")

@@ -55,12 +55,12 @@ def parts_joined() -> Iterator[list[int]]:
     A guard's settings have the last size alone, and parts that ran before a second failure had
     another.
     """
-    from oomguard.guarding.collate import Gathered
+    from oomguard.guarding.collate import OutputCollector
 
     sizes: list[int] = []
-    add = Gathered.add
+    add = OutputCollector.add
 
-    def noted(gathered: Gathered, part: Any, rows: int) -> str | None:
+    def noted(gathered: OutputCollector, part: Any, rows: int) -> str | None:
         if not gathered.done:
             sizes.clear()  # begun again
         problem = add(gathered, part, rows)
@@ -68,8 +68,8 @@ def parts_joined() -> Iterator[list[int]]:
             sizes.append(rows)
         return problem
 
-    Gathered.add = noted  # type: ignore[method-assign]
+    OutputCollector.add = noted  # type: ignore[method-assign]
     try:
         yield sizes
     finally:
-        Gathered.add = add  # type: ignore[method-assign]
+        OutputCollector.add = add  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ import datetime
 import errno
 import fnmatch
 import os
+import random
 import shlex
 import socket
 import stat
@@ -123,6 +124,8 @@ def describe_segments(left: tuple[SharedMemoryFile, ...], folder: Path) -> dict[
 # minutes.
 QUICK_S: Final = 600.0
 LONGEST_PAUSE_S: Final = 60.0
+JITTER_S: Final = 1.0
+_MOST_DOUBLINGS: Final = 10
 HOUR_S: Final = 3600.0
 _POLL_S: Final = 0.05
 
@@ -144,11 +147,10 @@ def backoff_s(quick: int) -> float:
     """
     if quick < 2:
         return 0.0
-    import tenacity
-
-    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-    state.attempt_number = quick - 1
-    return tenacity.wait_exponential_jitter(max=LONGEST_PAUSE_S, jitter=1)(state)
+    # The exponent is bounded because a float overflows after about 1,000 failures.
+    doublings = min(quick - 2, _MOST_DOUBLINGS)
+    backoff_s = 2.0**doublings + random.uniform(0, JITTER_S)  # noqa: S311 - not for cryptography
+    return min(backoff_s, LONGEST_PAUSE_S)
 
 
 def wait(seconds: float, stopped: Callable[[], bool]) -> None:

@@ -227,10 +227,10 @@ def assess(
     if local_models or model is not None:
         from oomguard.estimate.start.failed_start import with_exact_weights
         from oomguard.estimate.start.kv_shortfall import with_exact_need
-        from oomguard.remedy.from_estimate import models_behind
+        from oomguard.remedy.from_estimate import failure_model
 
         derived = with_exact_need(with_exact_weights(derived, model), model)
-        behind = behind or models_behind(derived, model)
+        behind = behind or failure_model(derived, model)
     planned = plan(explain(derived, rules), rules, policy, tried, behind)
     planned = replace(
         planned,

@@ -1,6 +1,4 @@
-"""A command line as data: which settings its flags give, and the same command with a setting
-changed.
-"""
+"""Read the settings in a command line's flags, and change a flag."""
 
 from __future__ import annotations
 
@@ -19,20 +17,18 @@ from oomguard.core.settings import SETTINGS
 from oomguard.engines.start_attempt import EngineChange, StartedEngine, changes_with, failed_model
 from oomguard.engines.unwrap_command import Edit, Unread, replaced
 
-# An engine's flags in the words of a command, in every form that its parser takes.
-
 _LONG: Final = "--"
-# A short flag has one letter, and its value may follow without a blank.
+# A short flag has one letter, and its value may follow without a space.
 _SHORT_CHARS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag found in a command line, from word ``start`` up to ``end``.
+    """A flag in a command line, from word ``start`` up to ``end``.
 
-    ``text`` is its value, None for a yes/no setting, which is ``on`` or not, and for a flag without
-    its value. ``keys`` leads to the value inside the object that the setting is; ``is_inside`` says
-    that the flag is another one's, which holds the setting too.
+    ``text`` is its value; None for a switch, whose state is ``on``, and for a flag without a value.
+    ``keys`` is the path to the value inside a JSON object. ``is_inside`` says that another flag's
+    JSON object contains the setting.
     """
 
     name: str
@@ -46,9 +42,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An engine's flags: those that set something, those that switch it off, and those of objects
-    that hold a setting.
-    """
+    """An engine's flags: those that set a setting, switch it off, or hold it in a JSON object."""
 
     sets: Mapping[str, str]
     off: Mapping[str, str]
@@ -77,15 +71,15 @@ def _known(engine: str) -> _Known:
 
 
 def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterator[Flag]:
-    """Find an engine's flags in a command line, those of any version, in every form.
+    """Find the flags of an engine, of any version and spelling, in a command line.
 
-    They are spelled with dashes or underscores, ``FLAG VALUE`` or ``FLAG=VALUE``.
+    Flags have dashes or underscores, as ``FLAG VALUE`` or ``FLAG=VALUE``.
 
     Args:
         words: the command line, or a part of it.
-        engine: whose flags are looked for.
-        own: whether the words go to the engine's own parser, with its abbreviations and the keys of
-            its objects.
+        engine: the engine's name.
+        own: whether the engine's own parser reads the words, with its abbreviations and its dotted
+            keys.
     """
     known = _known(engine)
     at = 0
@@ -140,9 +134,7 @@ def _flag_at(
 
 
 def _unabbreviated(spelled: str, known: _Known, whole: Sequence[str]) -> str | None:
-    """Return the flag that a cut one stands for, as argparse finds it; None where several settings
-    begin so, or none does.
-    """
+    """Return the full flag for a unique prefix, as argparse finds it; None if it is ambiguous."""
     if spelled in whole or len(spelled) <= len(_LONG) or not spelled.startswith(_LONG):
         return None
     flags = [flag for flag in (*known.sets, *known.off, *known.inside) if flag.startswith(spelled)]
@@ -164,7 +156,7 @@ def _end_of_values(words: Sequence[str], at: int, *, many: bool) -> int:
 def _inside(
     names: Mapping[str, str], at: int, end: int, text: str | None, keys: tuple[str, ...]
 ) -> Flag | None:
-    """Return the setting that an object's flag holds, None where it holds none that is known."""
+    """Return the setting in a JSON flag's object; None without a known one."""
     if not names or text is None:
         return None
     if keys:
@@ -189,9 +181,7 @@ def _as_object(text: str) -> dict[str, Any] | None:
 
 
 def merged_object(parts: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """Return the object that flags of single keys make together, as JSON; of a repeated key the
-    last one counts.
-    """
+    """Return flags of single keys joined into one JSON object; the last of repeated keys counts."""
     whole: dict[str, Any] = {}
     for keys, text in parts:
         try:
@@ -210,13 +200,16 @@ def merged_object(parts: Sequence[tuple[tuple[str, ...], str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is started: the command, and environment variables on top of the inherited ones.
+    """A command to start, with environment variables in addition to the inherited ones.
 
-    ``engine_version`` is that of the engine it starts, once it is known: flags are spelled as that
-    version has them. ``engine_models`` are the models whose engines failed in it, as they printed
-    them: in a program that starts several engines, those of other models are not changed. It is
-    empty where none was printed. ``engine_changes`` are the settings of each engine that failed,
-    where a program starts several.
+    Attributes:
+        argv: the command's words.
+        env: the additional variables.
+        engine_version: the version of its engine, which determines the spelling of flags; None if
+            it is unknown.
+        engine_models: the models whose engines failed, as the engines printed them. Only these
+            engines are changed in a program that starts several. Empty if none was printed.
+        engine_changes: the settings of each failed engine, if a program starts several.
     """
 
     argv: tuple[str, ...]
@@ -226,16 +219,14 @@ class Launch:
     engine_changes: tuple[EngineChange, ...] = ()
 
     def shell(self) -> str:
-        """Return the launch as a line to paste into a shell."""
+        """Return the launch as a line for a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*variables, shlex.join(self.argv)])
 
 
 def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
-    """Return the launch with what the engine that failed in it printed of itself: its version, and
-    its model.
-    """
-    # One engine that did not print its model, and the change may be for it.
+    """Return the launch with the version and the model that the failed engine printed."""
+    # If the engine did not print its model, the change must be possible for every model.
     model = failed_model(incident)
     models = () if model is None else tuple(dict.fromkeys((*launch.engine_models, model)))
     return replace(
@@ -248,9 +239,7 @@ def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
 def with_change(
     launch: Launch, incident: Incident, started: Sequence[StartedEngine], patches: Sequence[Patch]
 ) -> Launch:
-    """Return the launch with patches for the engine that failed; those of other engines stay
-    theirs.
-    """
+    """Return the launch with patches for the failed engine, and other engines unchanged."""
     new = {patch.setting: patch.new for patch in patches if patch.new is not None}
     if new:
         changes = changes_with(launch.engine_changes, incident, started, new)
@@ -260,7 +249,7 @@ def with_change(
 
 
 def without_changes(launch: Launch, names: Collection[str]) -> Launch:
-    """Return the launch with these settings changed for no engine."""
+    """Return the launch without changes of these settings."""
     left = (
         replace(
             change,
@@ -274,10 +263,9 @@ def without_changes(launch: Launch, names: Collection[str]) -> Launch:
 def settings_given(
     words: Sequence[str], engine: str, *, own: bool = False
 ) -> dict[str, SettingInForce]:
-    """Return the settings that a command's flags give an engine; of a repeated flag the last one,
-    as argparse has it.
+    """Return the settings that a command's flags give; the last of repeated flags counts.
 
-    ``own`` says that the words go to the engine's own parser.
+    ``own`` says that the engine's own parser reads the words.
     """
     found: dict[str, SettingInForce] = {}
     objects: dict[str, list[tuple[tuple[str, ...], str]]] = {}
@@ -287,17 +275,16 @@ def settings_given(
                 objects.setdefault(flag.name, []).append((flag.keys, flag.text))
             continue
         found[flag.name] = SettingInForce(flag.name, value_of(flag, engine), True, "command")
-    for (
-        name,
-        parts,
-    ) in objects.items():  # the parser puts the object behind all that was given whole
+    # The parser merges single keys after all flags with whole objects.
+    for name, parts in objects.items():
         found[name] = SettingInForce(name, merged_object(parts), True, "command")
     return found
 
 
 def value_of(flag: Flag, engine: str) -> FactValue | None:
-    """Return a flag's value as ours; None for one that only the shell knows, and for one that the
-    engine is to find itself.
+    """Return a flag's value in oomguard's units.
+
+    None if only the shell knows the value, or if the engine finds it itself.
     """
     own = surface(flag.name, engine)
     if flag.text is None:
@@ -307,15 +294,16 @@ def value_of(flag: Flag, engine: str) -> FactValue | None:
     try:
         return own.from_engine(flag.name, flag.text)
     except SettingError:
-        return flag.text  # a form that only the engine reads
+        return flag.text  # only the engine can read this form
 
 
 def with_flag(launch: Launch, name: str, value: FactValue, engine: str) -> Launch:
-    """Return the launch with one flag changed in its place; its other spellings go, a new flag
-    stands at the end.
+    """Return the launch with one flag changed in place, or added at the end.
+
+    Its other spellings are removed.
 
     Raises:
-        KeyError: where the engine has no flag for the setting.
+        KeyError: the engine has no flag for the setting.
     """
     edits = flag_edits(launch.argv, name, value, engine, launch.engine_version)
     return replace(launch, argv=replaced(launch.argv, edits))
@@ -331,21 +319,19 @@ def flag_edits(
     own: bool = False,
     at_end: bool = False,
 ) -> list[Edit]:
-    """Return how the words of a command change where one flag does: the last one that gives it in
-    its place, the others go.
+    """Return the edits that set one flag; the last occurrence changes, earlier ones are removed.
 
     Args:
         words: the command.
         name: the setting.
         value: its new value.
-        engine: whose flag it is.
-        version: the engine's version, which spells the flag.
-        own: whether the words go to the engine's own parser.
-        at_end: put the flag behind all other words, since some of them are not known and may hold
-            it too.
+        engine: the engine's name.
+        version: the engine's version, which determines the spelling; None: the newest.
+        own: whether the engine's own parser reads the words.
+        at_end: add the flag at the end, because unread words may set it too.
 
     Raises:
-        KeyError: where the engine has no flag for the setting.
+        KeyError: the engine has no flag for the setting.
     """
     new = flag_words(name, value, engine, version)
     if new is None:

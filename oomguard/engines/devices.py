@@ -1,6 +1,4 @@
-"""How an engine is given a device, and how it tells that it has taken its memory, from its own data
-file (placement.toml).
-"""
+"""Read from placement.toml how each engine gets devices and reports that it has started."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.registry import launcher_of
 from oomguard.engines.unwrap_command import inner_commands
 
-# Which rank of a job a command is by its own flags, as an engine over several hosts is given them:
-# from the engine's data file.
+# A multi-host engine gets its rank by flags; the engine's data file names them.
 
 
 def ranks_in_command(launch: Launch) -> dict[str, Any] | None:
-    """Return rank, size, launcher, job, address and port of a command that is one of several by its
-    flags; None for any other.
+    """Return the rank that a command's flags give: rank, size, launcher, job, address, port.
+
+    None if the command is not one of several ranks.
     """
     engine = launcher_of(launch)
     if not engine.is_own_command(launch.argv):
@@ -40,15 +38,9 @@ def _by(way: Mapping[str, Any], words: Sequence[str], engine: str) -> dict[str, 
     size = _size(way, words, engine)
     each = _count(words, way.get("each", ()), 1)
     rank = _count(words, way["rank"], 0)
-    if (
-        size is None
-        or each is None
-        or rank is None
-        or each < 1
-        or size % each
-        or rank % each
-        or size <= each
-    ):
+    if size is None or each is None or rank is None or each < 1:
+        return None
+    if size % each or rank % each or size <= each:
         return None
     if "each" in way and _value(words, way["each"]) is None:
         return None
@@ -66,7 +58,7 @@ def _by(way: Mapping[str, Any], words: Sequence[str], engine: str) -> dict[str, 
 
 
 def _size(way: Mapping[str, Any], words: Sequence[str], engine: str) -> int | None:
-    """Return how many ranks there are, by a flag of its own or one that is a setting."""
+    """Return the number of ranks, from a flag or from a setting."""
     if "size" in way:
         return _count(words, way["size"], None)
     given = settings_given(words, engine, own=True).get(way["size_setting"])
@@ -85,9 +77,7 @@ def _count(words: Sequence[str], flags: Sequence[str], default: int | None) -> i
 
 
 def _value(words: Sequence[str], flags: Sequence[str]) -> str | None:
-    """Return the value of a flag by any of its names, of a repeated one the last; None where it is
-    not given.
-    """
+    """Return a flag's value by any of its names, the last one if repeated; None without one."""
     value = None
     for index, word in enumerate(words):
         name, equals, text = word.partition("=")
@@ -99,19 +89,19 @@ def _value(words: Sequence[str], flags: Sequence[str]) -> str | None:
     return value
 
 
-# What everything that uses CUDA reads, and what is assumed of an engine that has no file.
+# Every CUDA program accepts these; an engine without a file is assumed to do the same.
 _EVERYWHERE: Final[dict[str, Any]] = {"uuid": False, "instance": "always", "why": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleDevices:
-    """What an engine reads in CUDA_VISIBLE_DEVICES.
+    """What an engine accepts in CUDA_VISIBLE_DEVICES.
 
     Attributes:
-        uuid: whether a UUID may stand there; an index always may.
-        instance: whether it starts on an instance of a divided GPU: always, never, or where the
-            instance's number is also a GPU's.
-        why: what happens where it does not.
+        uuid: whether it accepts a UUID; it always accepts an index.
+        instance: whether it starts on a MIG instance: always, never, or only if a GPU has the same
+            number.
+        why: what happens if it does not start on an instance.
     """
 
     uuid: bool
@@ -119,15 +109,14 @@ class VisibleDevices:
     why: str
 
     def takes_instance(self, number: int, gpus: int) -> bool:
-        """Return whether it starts on the instance of this number, on a machine with so
-        many GPUs.
-        """
+        """Return whether it starts on the MIG instance of this number; ``gpus`` is their count."""
         return self.instance == "always" or (self.instance == "as_a_gpu" and number < gpus)
 
 
 def visible_devices(engine: str, version: str | None) -> VisibleDevices:
-    """Return what a version of an engine reads; what every version reads where the version is not
-    known.
+    """Return what a version of an engine accepts.
+
+    If ``version`` is None or not valid, return what every version accepts.
     """
     rows = _tables().get(engine, {}).get("visible", [_EVERYWHERE])
     found = rows[0]
@@ -144,9 +133,7 @@ def visible_devices(engine: str, version: str | None) -> VisibleDevices:
 
 
 def started_words(engine: str) -> str | None:
-    """Return the words by which an engine's log tells, once for each engine, that it has taken its
-    memory; None where it has none.
-    """
+    """Return the words that an engine logs once its memory is allocated; None without any."""
     words = _tables().get(engine, {}).get("started", {}).get("words")
     if words is None:
         return None

@@ -1,6 +1,4 @@
-"""All flags of an engine's server, of any version, and how many words each takes: from
-engines/<engine>/flags.toml.
-"""
+"""Read all server flags of an engine, of any version, from engines/<engine>/flags.toml."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ class AllFlags:
     """Flags by their long names without dashes.
 
     Attributes:
-        alone: switches, which no word follows.
-        perhaps: flags whose value may be left out.
-        one: flags with one word.
+        alone: switches without a value.
+        perhaps: flags with an optional value.
+        one: flags with one value.
         many: flags that take all words up to the next flag.
-        short: the short forms, each with the name that it stands for.
-        takes_memory: why a flag that no plan counts changes what a device or the host holds.
-        means: the settings that a flag stands for, by their names.
+        short: short forms, each with its long name.
+        takes_memory: flags that no plan counts but that change memory use, each with the reason.
+        means: flags that set several settings, each with these settings.
     """
 
     alone: frozenset[str]
@@ -41,16 +39,14 @@ class AllFlags:
 
     @property
     def names(self) -> frozenset[str]:
-        """All names, without those that switch off."""
+        """All names, without the ``no-`` forms."""
         return self.alone | self.perhaps | self.one | self.many
 
     def name_of(self, word: str) -> str | None:
-        """Return the name of the flag that a word is, with ``no-`` where it switches off; None
-        where no version has it.
+        """Return the name of a flag, with ``no-`` if it switches off; None if no version has it.
 
-        As the engine's parser has it: underscores count as dashes, ``FLAG.KEY`` is a key of the
-        flag's object, and a flag may be cut where only one begins so; behind one letter the value
-        may stand in the same word.
+        Like the engine's parser: underscores count as dashes, ``FLAG.KEY`` is a key of the flag's
+        object, and a unique prefix is enough. After a short flag the value may follow directly.
         """
         flag = word.partition("=")[0]
         if not flag.startswith(_LONG):
@@ -65,7 +61,7 @@ class AllFlags:
         return None
 
     def end_of(self, words: Sequence[str], at: int, name: str) -> int:
-        """Return behind which word the values of the flag at ``at`` end."""
+        """Return the index after the last value of the flag at ``at``."""
         flag = words[at].partition(".")[0]
         holds = "=" in flag or not (flag.startswith(_LONG) or flag in self.short)  # -O3
         if holds or "=" in words[at] or name.removeprefix(_OFF) in self.alone:
@@ -85,7 +81,7 @@ class AllFlags:
 
 @functools.cache
 def all_flags(engine: str) -> AllFlags:
-    """Return the flags of an engine that has a file of them."""
+    """Return the flags of an engine that has a flags.toml."""
     file = Path(__file__).parent / engine / "flags.toml"
     (table,) = read_tables("all_flags", [file]).values()
     alone, perhaps, one, many = (

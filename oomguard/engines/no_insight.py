@@ -1,4 +1,4 @@
-"""What is known of an engine that has no module ``insight``: nothing."""
+"""Stand in for the module ``insight`` of an engine that has none."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def start_key(_launch: Launch) -> StartKey | None:
 
 
 def watched(launch: Launch, _session: Path) -> Launch:
-    """Return the launch as it is."""
+    """Return the launch unchanged."""
     return launch
 
 
 def begun(launch: Launch, _env: Mapping[str, str]) -> Launch:
-    """Return the launch as it is."""
+    """Return the launch unchanged."""
     return launch
 
 
 def started(_launch: Launch) -> tuple[StartedEngine, ...]:
-    """Return none."""
+    """Return no engines."""
     return ()
 
 
 def said(_launch: Launch) -> tuple[Line, ...]:
-    """Return none."""
+    """Return no lines."""
     return ()
 
 
 def limits(_launch: Launch) -> Mapping[str, int]:
-    """Return none."""
+    """Return no limits."""
     return {}
 
 
@@ -55,15 +55,15 @@ def beaten_by(_launch: Launch, _name: str, _facts: Mapping[str, Fact]) -> Settin
 
 
 def carries(_launch: Launch, _name: str) -> bool:
-    """Return True: what the engine carries it carries into every version."""
+    """Return True: every version of the engine has its settings."""
     return True
 
 
 def asked_length(_launch: Launch) -> Mapping[str, LeastValue]:
-    """Return none."""
+    """Return no lengths."""
     return {}
 
 
 def refused_length(_text: str, _settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
-    """Return none."""
+    """Return no lengths."""
     return {}

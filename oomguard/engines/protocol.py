@@ -1,25 +1,22 @@
-"""What oomguard asks of an engine.
+"""Define what oomguard needs from an engine.
 
-An engine is a folder here, and what lies in it says what it can do:
+Each engine is a folder here. Its files say what it can do; only those that apply are present:
 
-- ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
+- ``settings.toml``: the spelling of each setting, and its default.
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
-- ``placement.toml``: how it is given a device, and how it tells that it has started (read by
-  placement.py); an engine may have none.
-- ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an
-  engine may have none.
-- ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log
-  does.
-- ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the
-  process; a call of it answers to ``WatchedCall``.
+- ``placement.toml``: how the engine gets a device, and what it logs once it has started
+  (read by devices.py).
+- ``effects.toml``: its servers, caches, and log lines of requests (read by side_effects.py).
+- ``insight.py``: the functions of ``Insight``, for an engine that shows more than its log.
+- ``calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in this process;
+  each call is a ``WatchedCall``.
 - ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of
   calls on the device.
-- ``seen_calls.py``: ``watch(handler)``, for calls that are shown where a program watches its
-  memory, and never changed.
-- ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start
-  answers to ``WatchedStart``.
+- ``seen_calls.py``: ``watch(handler)``, for calls that a watch records and never changes.
+- ``starts.py``: ``watch(handler)``, for an engine that a program starts in this process; each start
+  is a ``WatchedStart``.
 
-How its log tells a failure, and its end, stands in rules/signatures.
+rules/signatures has the messages with which an engine reports failures and its end.
 """
 
 from __future__ import annotations
@@ -30,24 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from oomguard.core.facts import Fact, FactValue
-from oomguard.core.incident import EngineStart, SettingInForce
-from oomguard.engines.start_key import StartKey
-
 if TYPE_CHECKING:
+    from oomguard.core.facts import Fact, FactValue
+    from oomguard.core.incident import EngineStart, SettingInForce
     from oomguard.engines.command import Launch
     from oomguard.engines.start_attempt import StartedEngine
+    from oomguard.engines.start_key import StartKey
     from oomguard.remedy.policy import LeastValue
     from oomguard.scan.source import Line
 
 
-# What an engine that spreads one job over many processes tells one of them of the others.
-
-
 class KilledBefore(NamedTuple):
-    """That what runs now was killed for memory before: which run of it this is, how often, and by
-    whom.
-    """
+    """Earlier kills of the current task for memory: its run, their number, and who reports them."""
 
     run: str
     times: int
@@ -55,133 +46,108 @@ class KilledBefore(NamedTuple):
 
 
 class Shelf(Protocol):
-    """Where the processes of one job leave short texts for each other."""
+    """A store in which the processes of one job leave short texts for each other."""
 
     def read(self, name: str) -> str | None:
-        """Return the text of this name, None where there is none."""
+        """Return the text with this name; None without one."""
 
     def write(self, name: str, text: str) -> None:
-        """Leave a text under this name, in the place of an earlier one."""
+        """Store a text under this name, replacing an earlier one."""
 
 
 class Launcher(Protocol):
-    """The module ``launch`` of an engine: how a command that starts it is read, changed, and judged
-    at its end.
+    """The module ``launch`` of an engine: read, change and judge the command that starts it.
 
     Attributes:
         NAME: the engine's name.
-        SPEAKS: words of which one, in any case, stands in every output of the engine.
+        SPEAKS: words, in any case, one of which is in every output of the engine.
     """
 
     NAME: str
     SPEAKS: tuple[str, ...]
 
     def is_own_command(self, argv: tuple[str, ...]) -> bool:
-        """Return whether the command itself is the engine's, so that its flags reach the engine."""
+        """Return whether the command is the engine's own, so that its flags reach the engine."""
 
     def reaches_scripts(self) -> bool:
-        """Return whether settings can be carried into a program that starts the engine
-        by itself.
-        """
+        """Return whether settings can reach an engine that a script starts in its own code."""
 
     def settings_in_force(self, launch: Launch) -> dict[str, SettingInForce]:
-        """Return the settings that the launch itself gives."""
+        """Return the settings that the launch gives."""
 
     def carries(self, name: str) -> bool:
-        """Return whether a launch can be changed by this setting."""
+        """Return whether this setting of a launch can be changed."""
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-        """Return the launch with these settings; ``session`` is a folder of this run, for what has
-        to lie in a file.
-        """
+        """Return the launch with these settings; ``session`` is a folder of this run for files."""
 
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
-        """Return a line to paste that runs the launch with these settings, without ``oomguard run``
-        around it.
-        """
+        """Return a shell line that runs the launch with these settings, without oomguard run."""
 
     def took_effect(self, launch: Launch, session: Path) -> bool:
-        """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
+        """Return whether the settings of ``apply`` reached the engine, as far as is known."""
 
     def keep_measured(self, starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
-        """Keep what a start of a session measured for the plans to come; return whether there was
-        anything to keep.
-        """
+        """Store a session's measurements for later plans; return whether there were any."""
 
     def measured(
         self, sessions: Collection[str] | None, model: str | None = None
     ) -> tuple[str, ...]:
-        """Return what was kept of these sessions (None: of all) or of a model, a line each."""
+        """Return what these sessions stored (None: all), or what a model has, one line each."""
 
     def forget_measured(self, sessions: Collection[str] | None, model: str | None = None) -> None:
-        """Drop what ``measured`` returns."""
+        """Delete what ``measured`` returns."""
 
 
 class Insight(Protocol):
-    """The module ``insight`` of an engine: what is known of engines beyond their command. No engine
-    needs one.
-    """
+    """The module ``insight`` of an engine: what is known beyond its command. It is optional."""
 
     def version(self, launch: Launch) -> str | None:
-        """Return the version of the engine that a launch would start, before it has; None where
-        that is not found.
-        """
+        """Return the version of the engine that a launch would start; None if not found."""
 
     def start_key(self, launch: Launch) -> StartKey | None:
-        """Return what decides the memory of the launch, so that other words for it are known; None
-        where that cannot be read.
-        """
+        """Return what determines the memory of the launch; None if it cannot be read."""
 
     def watched(self, launch: Launch, session: Path) -> Launch:
-        """Return the launch with what makes it tell which engines it starts, and nothing else
-        changed.
-        """
+        """Return the launch with what makes it report its engines, and nothing else changed."""
 
     def begun(self, launch: Launch, env: Mapping[str, str]) -> Launch:
-        """Return the launch that runs already, started with these variables, as ``watched`` would
-        have returned it.
-        """
+        """Return a launch that already runs with these variables, as ``watched`` returns it."""
 
     def started(self, launch: Launch) -> tuple[StartedEngine, ...]:
-        """Return the engines that a launch of ``watched`` or ``apply`` started, as far as they were
-        told.
-        """
+        """Return the engines that a launch of ``watched`` or ``apply`` started, if reported."""
 
     def said(self, launch: Launch) -> tuple[Line, ...]:
-        """Return what the engines of such a launch logged, as far as it was noted: their output may
-        go where nobody reads it.
+        """Return the log lines of the launch's engines that were copied.
+
+        The program may redirect its output, so its own log may not have them.
         """
 
     def limits(self, launch: Launch) -> Mapping[str, int]:
-        """Return what a process of such an engine may have of memory, by fact, where that is
-        limited and was noted.
-        """
+        """Return the memory limits of the launch's processes by fact, if any were reported."""
 
     def beaten_by(
         self, launch: Launch, name: str, facts: Mapping[str, Fact]
     ) -> SettingInForce | None:
-        """Return what sets a setting over all that can be carried, named by its source; None where
-        nothing does.
-        """
+        """Return what overrides a setting's flag and argument, with its source; None if nothing."""
 
     def carries(self, launch: Launch, name: str) -> bool:
-        """Return whether a setting that the engine carries may be carried into this one, by its
-        version; say why where it may not.
-        """
+        """Return whether this version of the engine has a setting; log why if it does not."""
 
     def asked_length(self, launch: Launch) -> Mapping[str, LeastValue]:
-        """Return what the command's own requests need, by setting; empty where it does not tell."""
+        """Return what the command's own requests need, by setting; empty if it is unknown."""
 
     def refused_length(
         self, text: str, settings: Mapping[str, FactValue]
     ) -> Mapping[str, LeastValue]:
-        """Return what a request needs that the engine refused under one of these settings, by
-        setting; empty where it refused none.
+        """Return what a request needs that the engine refused under these settings.
+
+        The mapping is by setting, and empty if the engine refused none.
         """
 
 
 class WatchedCall(Protocol):
-    """One call of an engine, or of a function that works on rows, before it is run."""
+    """One call of an engine, or of a function that works on rows, before it runs."""
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -193,17 +159,15 @@ class WatchedCall(Protocol):
 
     @property
     def model(self) -> Any:
-        """The model that runs; its weights are alive before the call. None where the
-        call has none.
-        """
+        """The model that runs; its weights are loaded before the call. None without a model."""
 
     @property
     def rows(self) -> int:
-        """Rows of the call; 1 where it has none that can be told."""
+        """The number of rows; 1 if it is unknown."""
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens of the prompt, padding included."""
+        """Tokens of the prompt, with padding."""
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -211,103 +175,91 @@ class WatchedCall(Protocol):
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart; None where they can."""
+        """Why the call cannot be split into rows; None if it can."""
 
     @property
     def estimated_row_bytes(self) -> int | None:
-        """Bytes that one row needs in closed form; None if no closed form holds."""
+        """Bytes that one row needs by a formula; None if no formula applies."""
 
     @property
     def waits_on_host(self) -> bool:
-        """Whether the results of parts are so small that they wait on the host, where they take no
-        room from later parts.
-        """
+        """Whether results of parts are small enough to stay on the host until all are done."""
 
     @property
     def puts_back(self) -> Collection[str]:
-        """Arguments that the call changes and ``around`` puts back to what they were."""
+        """Arguments that the call changes and ``around`` restores."""
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return what is entered while rows ``start`` to ``stop`` run, so that they give what the
-        whole call would.
-        """
+        """Return the context in which rows ``start`` to ``stop`` give what the whole call would."""
 
     def varied(
         self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
     ) -> WatchedCall | str:
-        """Return the call with these settings changed, or why it cannot be made so, or gives
-        another result than they say.
+        """Return the call with these settings changed.
 
-        ``failed_in`` are the functions that its failure went through; None: it has not been run.
+        Return a text with the reason if that is impossible or would change the result in another
+        way. ``failed_in`` are the functions in its failure's traceback; None: it has not run yet.
         """
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why the result of a part of ``rows`` rows cannot be put together with others; None
-        where it can.
+        """Return why a part's result cannot be joined to the others; None if it can.
+
+        The part has ``rows`` rows.
         """
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where
-        this one was given less of it.
-        """
+        """Return the result of rows ``start`` to ``stop`` with what this variant left out."""
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result of all rows, put together, as the whole call would have given it.
+        """Return the joined result of all rows as the whole call would return it.
 
-        ``place`` puts a tensor of the host on a device.
+        ``place`` moves a host tensor to a device.
         """
 
     @property
     def phase(self) -> str | None:
-        """What the engine does in it, one of incident.PHASES; None where the frames tell more."""
+        """The engine's phase, one of incident.PHASES; None if the traceback tells it better."""
 
     @property
     def may_train(self) -> bool:
-        """Whether it may be a training step, which is never run in parts."""
+        """Whether it may be a training step, which is never split."""
 
     @property
     def pad_value(self) -> int | None:
-        """What fills a row of the result that ended earlier than others; None where all have one
-        length.
-        """
+        """The value that fills shorter rows of the result; None if all rows have one length."""
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None] | None:
-        """What the mean loss in a part's result weighs, by that and its rows, where results are
-        records of fields.
+        """A function of a part's result and its rows: the weight of its mean loss.
 
-        Each field then holds one entry a row. Infinite where the losses of parts add up. None: the
-        result is one value, whose entries are the rows.
+        It exists if results are records of fields with one entry per row. Infinity means that the
+        losses of parts add up. None: the result is one value whose entries are the rows.
         """
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field of the result, beside one: of beams, or of
-        sequences that are returned for it.
-        """
+        """Other numbers of entries that a row may have in a result field: beams or sequences."""
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
-        """At which axis fields of the result hold their rows, and how many entries a row has there;
-        others at the first.
-        """
+        """Result fields whose rows are not on the first axis: the axis, and the entries per row."""
 
 
-# Rows of a call, tokens of its prompts, and those that it may generate; None where nothing tells.
+# Rows of a call, tokens of its prompts, and its new tokens; None if unknown.
 SizeOfCall = tuple[int | None, int | None, int | None]
-# How a watched call is read from the object it is called on and its arguments.
+# Reads a watched call from its object and its arguments.
 ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBegun:
-    """How a call is read that changes what it is given, or where random generators stand.
+class StatefulReader:
+    """A reader for a call that changes its inputs, or draws random numbers.
 
-    ``begin`` notes that before the call is made; ``read`` gets it as its last argument. ``size`` is
-    for who asks for no more.
+    ``begin`` records the state before the call; ``read`` gets that as its last argument. ``size``
+    reads only how large the call is.
     """
 
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], WatchedCall]
@@ -315,14 +267,15 @@ class ReadBegun:
     size: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], SizeOfCall]
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WatchedCall:
-        """Read a call that has not been made."""
+        """Read a call that has not run."""
         return self.read(model, args, kwargs, self.begin(model, args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOverriding:
-    """How a call is read of a method that overrides a watched one: where it cannot be split, the
-    calls that it makes may be.
+class OverridingReader:
+    """A reader for a method that overrides a watched one.
+
+    If its call cannot be split, the calls inside it may be.
     """
 
     read: ReadCall
@@ -332,10 +285,12 @@ class ReadOverriding:
         return self.read(model, args, kwargs)
 
 
-def begun(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
-    """Return how a call is read once it has been made, which is now begun."""
+def with_recorded_state(
+    read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ReadCall:
+    """Return a reader for a call that begins now: its present state is recorded."""
     inner = _innermost(read)
-    if not isinstance(inner, ReadBegun):
+    if not isinstance(inner, StatefulReader):
         return read
     noted = inner.begin(model, args, kwargs)
     reads = inner.read
@@ -345,26 +300,25 @@ def begun(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str
 def size_of(
     read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> SizeOfCall:
-    """Return how large a call is, and note nothing of what it will change."""
+    """Return how large a call is, without recording its state."""
     inner = _innermost(read)
-    if isinstance(inner, ReadBegun):
+    if isinstance(inner, StatefulReader):
         return inner.size(model, args, kwargs)
     call = inner(model, args, kwargs)
     return call.rows, call.prompt_tokens, call.max_new_tokens
 
 
 def _innermost(read: ReadCall) -> ReadCall:
-    while isinstance(read, ReadOverriding):
+    while isinstance(read, OverridingReader):
         read = read.read
     return read
 
 
-# What every watched call goes through: it gets the reader, the engine's own function, its object
+# Every watched call goes through a handler. It gets the reader, the engine's function, its object
 # and the arguments.
 Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
-# What a call that is only shown goes through: it gets how its size is read, the engine's own
-# function, its object and the arguments.
+# The same for calls that are only recorded; the first argument reads the size.
 SeenCallHandler = Callable[
     [
         Callable[[tuple[Any, ...], Mapping[str, Any]], SizeOfCall],

@@ -1,4 +1,4 @@
-"""The engines that are known here: a folder each, told by the modules that lie in it."""
+"""Find the known engines: each is a folder, and the names of its modules say what it can do."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from oomguard.engines import no_insight
-from oomguard.engines.command import Launch
-from oomguard.engines.protocol import (
-    Handler,
-    Insight,
-    KilledBefore,
-    Launcher,
-    SeenCallHandler,
-    Shelf,
-)
-from oomguard.engines.start_attempt import StartHandler
+if TYPE_CHECKING:
+    from oomguard.engines.command import Launch
+    from oomguard.engines.protocol import (
+        Handler,
+        Insight,
+        KilledBefore,
+        Launcher,
+        SeenCallHandler,
+        Shelf,
+    )
+    from oomguard.engines.start_attempt import StartHandler
+
+# Each guarded call imports this module, so it imports nothing that a successful call does not need.
 
 
 @functools.cache
 def _modules(name: str) -> tuple[ModuleType, ...]:
-    """Return the modules of this name, of the engines that have one, in the order of
-    their folders.
-    """
+    """Return the modules of this name from all engines that have one, sorted by folder."""
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{name}.py"))
     return tuple(importlib.import_module(f"oomguard.engines.{folder}.{name}") for folder in folders)
 
 
 def launchers() -> tuple[Launcher, ...]:
-    """Return the engines that a command can start: their module ``launch``."""
+    """Return the ``launch`` modules of the engines that a command can start."""
     return cast("tuple[Launcher, ...]", _modules("launch"))
 
 
 def insight_of(engine: Launcher) -> Insight:
-    """Return what is known of an engine beyond its command; nothing, of one that has no module
-    ``insight``.
-    """
+    """Return the module ``insight`` of an engine; no_insight if the engine has none."""
+    from oomguard.engines import no_insight
+
     package = getattr(engine, "__name__", "").rpartition(".")[0]
     found = next(
         (module for module in _modules("insight") if module.__name__.rpartition(".")[0] == package),
@@ -49,55 +49,49 @@ def insight_of(engine: Launcher) -> Insight:
 
 
 def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
-    """Have the watched calls of every engine that has a module ``calls`` go through ``handler``.
+    """Route the watched calls of every engine with a module ``calls`` through ``handler``.
 
-    Those of a kind that is made often go through ``often``, but not where ``is_inside`` tells that
-    a watched call is around it.
+    Frequent calls go through ``often``, unless ``is_inside`` returns that they run inside another
+    watched call.
     """
     for module in _modules("calls"):
         module.watch(handler, often, is_inside)
 
 
 def watch_seen_calls(handler: SeenCallHandler) -> None:
-    """Have the calls that are only shown go through ``handler``, of every engine that has a module
-    ``seen_calls``.
-    """
+    """Route recorded calls of every engine with a module ``seen_calls`` through ``handler``."""
     for module in _modules("seen_calls"):
         module.watch(handler)
 
 
 def held_results_bytes() -> int:
-    """Return the bytes that the results of earlier calls hold on the device, of every engine that
-    has a module ``results``.
-    """
+    """Return the bytes that results of earlier calls hold on the device."""
     return sum(module.held_bytes() for module in _modules("results"))
 
 
 def move_results() -> None:
-    """Move these results to the host; raise MemoryError where that has no room."""
+    """Move results of earlier calls to the host. Raises MemoryError if they do not fit."""
     for module in _modules("results"):
         module.move_to_host()
 
 
 def watch_starts(handler: StartHandler) -> None:
-    """Have the starts of every engine that has a module ``starts`` go through ``handler``."""
+    """Route the starts of every engine with a module ``starts`` through ``handler``."""
     for module in _modules("starts"):
         module.watch(handler)
 
 
 def launcher_of(launch: Launch) -> Launcher:
-    """Return the engine whose own command line a launch is, else the first one that reaches into
-    programs.
-    """
+    """Return the engine whose own command a launch is; otherwise one that reaches scripts."""
     own = (engine for engine in launchers() if engine.is_own_command(launch.argv))
     into_programs = (engine for engine in launchers() if engine.reaches_scripts())
     return next(own, None) or next(into_programs)
 
 
 def shelf() -> Shelf | None:
-    """Return where this process and others of its job leave texts for each other.
+    """Return the store that processes of one job share.
 
-    None where no engine that has a module ``shelf`` has one here.
+    None if no engine with a module ``shelf`` has one here.
     """
     return next(
         (found for module in _modules("shelf") if (found := module.shelf()) is not None), None
@@ -105,11 +99,11 @@ def shelf() -> Shelf | None:
 
 
 def killed_before() -> KilledBefore | None:
-    """Return how often what this process runs now was killed for memory in others.
+    """Return how often the current task was killed for memory in other processes.
 
-    None where no engine that has a module ``retried`` tells of a kill.
+    None if no engine with a module ``retried`` reports a kill.
     """
-    for module in _modules("retried"):  # in each call of a guarded function: no generator
+    for module in _modules("retried"):  # runs in each guarded call: a generator would be slower
         found = module.killed_before()
         if found is not None:
             return cast("KilledBefore", found)
@@ -117,10 +111,9 @@ def killed_before() -> KilledBefore | None:
 
 
 def guarded_remotely(function: object, decorate: Callable[..., object]) -> object | None:
-    """Return what is called elsewhere (a remote function, a class of actors) with its code under
-    ``decorate``.
+    """Return a remote function or an actor class whose code runs under ``decorate``.
 
-    None where it is no such thing of an engine that has a module ``remote_calls``.
+    None if ``function`` is neither for any engine with a module ``remote_calls``.
     """
     found = (module.guarded(function, decorate) for module in _modules("remote_calls"))
     return next((made for made in found if made is not None), None)

@@ -1,4 +1,4 @@
-"""Where the server that a command starts will listen, by the engine's own data file."""
+"""Find the address of a command's server, and how the server is queried, from data files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """What a server binds: a host, "" for all of IPv4, and a port; or the path of a Unix socket."""
+    """The address that a server binds: host ("": all IPv4) and port, or a Unix socket's path."""
 
     host: str = ""
     port: int = 0
@@ -33,8 +33,9 @@ class ListenAddress:
 
 
 def address_of(argv: tuple[str, ...], engine: str) -> ListenAddress | None:
-    """Return what the command binds; None where it starts no server of this engine, or nothing
-    tells where it listens.
+    """Return the address that a command binds.
+
+    None if it starts no server of this engine, or if the address is unknown.
     """
     row = table_of(engine, "server")
     rest = _after_the_program(argv, row.get("programs", ()))
@@ -45,11 +46,11 @@ def address_of(argv: tuple[str, ...], engine: str) -> ListenAddress | None:
         return ListenAddress(path=path)
     host = flag_value(rest, row["host_flag"])
     port = flag_value(rest, row["port_flag"])
-    # A file of settings may say the rest, and is not read here.
+    # The config file may set the missing part, and is not read here.
     if has_flag(rest, row["config_flags"]) and (host is None or port is None):
         return None
     if port is None and any(isinstance(word, Unread) for word in rest):
-        return None  # what only the shell knows may hold it
+        return None  # a shell expansion may contain the port
     if port is None:
         number = row["port"]
     elif port.isdecimal() and len(port) <= _DIGITS:
@@ -62,7 +63,7 @@ def address_of(argv: tuple[str, ...], engine: str) -> ListenAddress | None:
 
 
 def _after_the_program(argv: tuple[str, ...], programs: list[list[str]]) -> tuple[str, ...] | None:
-    """Return the words that follow the program's name; None for any other program."""
+    """Return the words after the program's name; None for another program."""
     names = [PurePath(word).name for word in argv]
     if names and names[0].startswith("python"):
         skipped = 1
@@ -79,14 +80,12 @@ def _after_the_program(argv: tuple[str, ...], programs: list[list[str]]) -> tupl
 
 
 def has_flag(words: tuple[str, ...], flags: list[str]) -> bool:
-    """Return whether one of these flags is given."""
+    """Return whether the command has one of these flags."""
     return any(word.partition("=")[0] in flags for word in words)
 
 
 def flag_value(words: tuple[str, ...], flag: str) -> str | None:
-    """Return a flag's value, of a repeated one the last, as argparse has it; None where it is not
-    given.
-    """
+    """Return a flag's value, the last one if repeated, as in argparse; None without one."""
     value = None
     for index, word in enumerate(words):
         name, equals, text = word.partition("=")
@@ -99,23 +98,22 @@ def flag_value(words: tuple[str, ...], flag: str) -> str | None:
 
 
 def shared_memory_names(engine: str) -> tuple[str, ...]:
-    """Return how the engine names the shared memory that it makes, as patterns of a shell."""
+    """Return the shell patterns for the names of the engine's shared memory."""
     row: Mapping[str, Any] = table_of(engine, "shared_memory")
     return tuple(row.get("names", ()))
 
 
-# How an engine's server tells that it works, from the engine's own data file:
-# engines/<folder>/serving.toml.
+# engines/<folder>/serving.toml says how an engine's server reports its state.
 
 
 @dataclass(frozen=True, slots=True)
 class ServingNames:
-    """One engine's names; see the head of its file.
+    """One engine's names in serving.toml; the head of that file explains them.
 
     Attributes:
-        metrics: what stands in its /metrics.
-        http: its endpoints, and what asking them takes.
-        processes: titles of its processes.
+        metrics: the names in /metrics.
+        http: the endpoints, with the flags for TLS and API keys.
+        processes: the titles of the engine's processes.
     """
 
     metrics: Mapping[str, Any]
@@ -123,15 +121,15 @@ class ServingNames:
     processes: Mapping[str, Any]
 
     def counts_nothing(self, argv: tuple[str, ...]) -> bool:
-        """Return whether the command turns the engine's counters off."""
+        """Return whether the command turns the engine's metrics off."""
         return has_flag(argv, self.metrics["off_flags"])
 
     def speaks_tls(self, argv: tuple[str, ...]) -> bool:
-        """Return whether the server is asked over TLS."""
+        """Return whether the server uses TLS."""
         return has_flag(argv, self.http["tls_flags"])
 
     def key(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> str | None:
-        """Return the key that a request needs; None without one."""
+        """Return the API key that a request needs; None without one."""
         return (
             flag_value(argv, self.http["key_flag"])
             or environ.get(self.http["key_variable"])
@@ -141,7 +139,7 @@ class ServingNames:
 
 @functools.cache
 def serving_names(engine: str) -> ServingNames | None:
-    """Return what is known of an engine's servers; None where that is nothing."""
+    """Return the names for an engine's servers; None if the engine has no serving.toml."""
     files = sorted(Path(__file__).parent.glob("*/serving.toml"))
     for table in read_tables("serving", files).values():
         if table["engine"] == engine:

@@ -1,6 +1,4 @@
-"""What the engines leave in the outside world, from their own data files:
-engines/<folder>/effects.toml.
-"""
+"""Read the side effects of engines (requests, caches) from engines/<folder>/effects.toml."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from oomguard.core.files import read_tables
 from oomguard.engines.command import Launch
 from oomguard.engines.registry import launchers
 
-# What joins several commands in a shell's text, or sends what one prints into a file.
+# Shell syntax that joins several commands or redirects output into a file.
 _DOES_MORE: Final = re.compile(r"[;&|<>`\n]|\$\(")
-# What a shell does for itself before the command, and what leaves nothing behind.
+# Shell commands before the engine's that leave nothing behind.
 _PREPARES: Final = re.compile(
     r"\A(?:\s*(?:cd|export|set|ulimit|umask|unset)\s[^;&|<>`\n$()]*(?:;|&&))+\s*"
 )
@@ -25,9 +23,7 @@ _PREPARES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A line that tells of a request served; without ``counts`` it tells that some came, not how
-    many.
-    """
+    """A log line of a served request; without ``counts`` it shows that some came, not how many."""
 
     anchor: bytes
     pattern: re.Pattern[bytes]
@@ -36,9 +32,7 @@ class RequestLine:
 
 @dataclass(frozen=True, slots=True)
 class EngineEffects:
-    """All engines together: lines of requests, endpoints whose requests do not count, and folders
-    of caches.
-    """
+    """The effects of all engines: request lines, endpoints to ignore, and cache folders."""
 
     requests: tuple[RequestLine, ...]
     not_requests: frozenset[bytes]
@@ -47,7 +41,7 @@ class EngineEffects:
 
 @functools.cache
 def engine_effects() -> EngineEffects:
-    """Return what the engines' files say."""
+    """Return the contents of all effects.toml files."""
     tables = list(_tables().values())
     rows = [row for table in tables for row in table.get("request", ())]
     return EngineEffects(
@@ -63,9 +57,7 @@ def engine_effects() -> EngineEffects:
 
 
 def is_server(launch: Launch) -> bool:
-    """Return whether a command is known as an engine's own server, and does nothing else: started
-    again, it repeats no request.
-    """
+    """Return whether a command is only an engine's own server; a restart repeats no request."""
     own = next((engine for engine in launchers() if engine.is_own_command(launch.argv)), None)
     if own is None:
         return False

@@ -1,6 +1,4 @@
-"""A start of an engine inside this process: what a guard asks of it, and how one attempt of it
-ended.
-"""
+"""Define an engine's start in this process, and how an attempt to start it ended."""
 
 from __future__ import annotations
 
@@ -17,21 +15,19 @@ if TYPE_CHECKING:
     from oomguard.remedy.from_estimate import FailureModel
 
 
-# An engine that a program started, as what runs inside it told it, and the changes that are meant
-# for it alone.
-
-
 @dataclass(frozen=True, slots=True)
 class StartedEngine:
-    """One engine; the settings are by canonical name.
+    """An engine that a program started, as its plugin reported it.
+
+    Settings are by canonical name.
 
     Attributes:
-        model: as the program named it.
-        order: which of its process's engines it is, from 1.
-        process: number of the process that started it.
-        arguments: what the program gave it, None where that was not told.
-        in_effect: what the engine made of it.
-        changed: what was changed for us.
+        model: the model, as the program named it; None if it was not reported.
+        order: its number among the engines of its process, from 1.
+        process: the id of the process that started it.
+        arguments: what the program gave it; None if it was not reported.
+        in_effect: the effective settings in its configuration.
+        changed: the settings that oomguard changed.
     """
 
     model: str | None
@@ -44,8 +40,9 @@ class StartedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineChange:
-    """Settings for the engines of one model, or for one of them; None: of any model, of
-    any order.
+    """New settings for the engines of one model, or for one engine.
+
+    ``model`` None: any model. ``order`` None: any engine.
     """
 
     model: str | None
@@ -53,13 +50,13 @@ class EngineChange:
     settings: Mapping[str, FactValue]
 
     def reaches(self, model: str | None, order: int | None) -> bool:
-        """Return whether an engine may be one that it is for."""
+        """Return whether the change may be for an engine; None means unknown."""
         same_model = self.model is None or model is None or self.model == model
         return same_model and (self.order is None or order is None or self.order == order)
 
 
 def failed_model(incident: Incident) -> str | None:
-    """Return the model of the engine that failed, as it printed it."""
+    """Return the model of the failed engine, as the engine printed it; None if it did not."""
     known = value_in_force("model", incident.settings, incident.facts)
     if known is not None and isinstance(known[0], str):
         return known[0]
@@ -67,9 +64,9 @@ def failed_model(incident: Incident) -> str | None:
 
 
 def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> StartedEngine | None:
-    """Return the engine that a failure is of; None where it is not known which.
+    """Return the engine that failed; None if several are possible.
 
-    A start that failed is the last one. Of those that serve, only one of its model can be told.
+    A failed start is the last one. Among serving engines only the model can identify it.
     """
     model = failed_model(incident)
     if incident.is_at_start:
@@ -89,9 +86,7 @@ def changes_with(
     started: Sequence[StartedEngine],
     new: Mapping[str, FactValue],
 ) -> tuple[EngineChange, ...]:
-    """Return the changes with new settings for the engine that failed; those of other engines stay
-    theirs.
-    """
+    """Return the changes with new settings for the failed engine, and the others unchanged."""
     engine = failed_engine(incident, started)
     several = len(started) > 1 and len({engine.process for engine in started}) == 1
     model = failed_model(incident)
@@ -106,22 +101,18 @@ def changes_with(
 
 
 @dataclass(frozen=True, slots=True)
-class EndedStart:
-    """One attempt to start an engine, as it ended.
+class StartResult:
+    """How one attempt to start an engine ended.
 
     Attributes:
-        result: the engine; None where it failed.
-        error: what the attempt raised; None where it ran.
-        lines: what the engine's processes told, in the order of time, and the exception's own lines
-            behind them.
-        last_words: of these the tracebacks with which its other processes ended.
-        printed: what its processes printed where nothing else was told; "" where that was not
-            taken.
-        killed_for_memory: whether the kernel's count says that it ended a process of the engine for
-            memory.
-        not_again: why it must not be started again in this process; None where it may.
-        is_ended: whether it was ended from here, late or given up: how its processes died then
-            tells nothing.
+        result: the engine; None if the start failed.
+        error: the exception; None if the start succeeded.
+        lines: the log records of the engine's processes in time order, then the exception's lines.
+        last_words: those of the tracebacks with which other processes ended.
+        printed: captured output of processes that sent no records; "" if nothing was captured.
+        killed_for_memory: whether the cgroup counted an OOM kill during the attempt.
+        not_again: why it cannot start again in this process; None if it can.
+        is_ended: whether oomguard stopped the start. Then its processes' ends mean nothing.
     """
 
     result: Any = None
@@ -135,14 +126,13 @@ class EndedStart:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeAgain:
-    """An engine that was made again after its core had died at work.
+class RestartedEngine:
+    """An engine that was restarted after its core had died while serving.
 
     Attributes:
-        engine: the new one.
-        alone: whether what is unfinished is to run one request at a time, to find the one that the
-            engine dies of.
-        of_memory: whether it died for memory.
+        engine: the new engine.
+        alone: whether unfinished requests run one at a time, to find the one that kills the engine.
+        of_memory: whether the core ran out of memory.
     """
 
     engine: Any
@@ -150,58 +140,54 @@ class MadeAgain:
     of_memory: bool = False
 
 
-# What a start asks when its engine has died at work: how that was, and whether anything had come
-# since it was made. None: it stays dead.
-MakeAgain = Callable[[EndedStart, bool], MadeAgain | None]
+# Called when an engine has died while serving, with how it ended, and whether it had delivered
+# anything since its start. None: the engine stays dead.
+RestartEngine = Callable[[StartResult, bool], RestartedEngine | None]
 
 
 class WatchedStart(Protocol):
-    """One start of an engine, before it is made: attempted with the program's own arguments, then
-    with changed ones.
+    """A start of an engine, first with the program's own arguments, then with changed ones.
 
     Attributes:
-        phase: what the engine does in it, one of incident.PHASES; None where what it prints tells.
-        tells_success: whether one that ran at once is an attempt to be told of.
+        phase: the phase of the start, one of incident.PHASES; None if the output shows it.
+        reports_success: whether a start that succeeds at once counts as an attempt.
     """
 
     phase: str | None
-    tells_success: bool
+    reports_success: bool
 
     def behind(self, incident: Incident) -> FailureModel | None:
-        """Return the model of what failed; None where it is read from what the engine printed."""
+        """Return the memory model of the failure; None if the engine's output determines it."""
 
     def attempt(
         self, changed: Mapping[str, FactValue], within_s: float | None = None
-    ) -> EndedStart:
-        """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it
-        is.
+    ) -> StartResult:
+        """Start the engine with these settings changed.
+
+        Exceptions that are not failures, such as KeyboardInterrupt, are raised.
 
         Args:
-            changed: the values that take the place of the program's own.
-            within_s: the seconds after which a start that goes on is ended; None: never.
+            changed: settings that replace the program's own.
+            within_s: the seconds after which the start is stopped; None: no limit.
         """
 
-    def attend(self, engine: Any, make_again: MakeAgain) -> None:
-        """Stay with an engine that was made, and have it made again where it dies at work."""
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
+        """Watch a started engine, and restart it with ``make_again`` if its core dies."""
 
-    is_given_up: Callable[[], bool]  # whether nobody waits for the engine any more
+    is_given_up: Callable[[], bool]  # returns whether no caller waits for the engine any more
 
-    def leave_nothing(self) -> None:
-        """End what the attempt before left: processes and shared memory of its engine, and no
-        others.
-        """
+    def clean_up(self) -> None:
+        """End the processes of the last attempt, and remove its shared memory."""
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what the program gave the engine, by canonical name."""
+        """Return the settings that the program gave the engine, by canonical name."""
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether a setting can be changed, by the facts of what failed; say why where
-        something beats it.
-        """
+        """Return whether a setting can be changed; log why if a variable overrides it."""
 
 
-# How a watched start is read from the function that makes it, and its arguments.
+# Reads a watched start from its function and the arguments.
 ReadStart = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], WatchedStart]
-# What every watched start goes through: the reader, the engine's own function, its object and the
-# arguments.
+# Every watched start goes through a handler. It gets the reader, the engine's function, its object
+# and the arguments.
 StartHandler = Callable[[ReadStart, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -1,4 +1,4 @@
-"""What decides the memory of a server's start, whoever words it."""
+"""Represent what determines the memory of a server's start, however its command is written."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from oomguard.core.facts import FactValue
 
 @dataclass(frozen=True, slots=True)
 class StartKey:
-    """What decides the memory of a server's start, whoever words it.
+    """What determines the memory of a server's start.
 
     Attributes:
-        settings: those that the command itself gives, the model among them, by canonical name.
-        others: all else in it that takes memory.
+        settings: the settings in the command by canonical name, with the model.
+        others: all other parts of the command that take memory.
     """
 
     settings: Mapping[str, FactValue | None]
     others: frozenset[str]
 
     def is_same(self, other: StartKey, but: Collection[str]) -> bool:
-        """Return whether both are the same but for these settings."""
+        """Return whether both keys are the same, apart from the settings in ``but``."""
         mine, theirs = (
             {name: value for name, value in one.items() if name not in but}
             for one in (self.settings, other.settings)

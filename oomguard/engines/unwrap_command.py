@@ -1,8 +1,8 @@
-"""The commands that a command line runs in the end: behind wrappers, Python, and a shell's text;
-and how to change their words.
+"""Find the commands that a command line finally runs, and change their words.
 
+The commands may be behind wrappers, Python, or a shell's text.
 ``env X=1 timeout 60 bash -c 'exec uv run vllm serve m'`` runs ``vllm`` with the arguments ``serve
-m``. A change of these words is put back where they stand; all around them stays as it is.
+m``. A change replaces these words in their place; the words around them stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from typing import Any, Final
 
 from oomguard.core.files import read_tables
 
-# The commands in a shell's text: what ``bash -c TEXT`` runs, told word by word, and where each word
-# stands.
-#
-# Only plain lists of simple commands are read. Whatever else a shell knows (substitutions, loops,
-# functions, here-documents) makes the text unread: then nothing in it is changed, and the program
-# is reached in another way.
+# Only plain lists of simple commands are read. If a shell text contains anything else
+# (substitutions, loops, functions, here-documents), it stays unread. Then nothing in it is changed,
+# and oomguard reaches the program in another way.
 
 _SEPARATORS: Final = re.compile(r"&&|\|\||;|\||&|\n")
 _REDIRECTION: Final = re.compile(r"\d*(?:>>|>\||>&|<&|<>|&>>|&>|>|<)")
 _BLANK: Final = re.compile(r"(?:[ \t]|\\\n)+")
 _PLAIN: Final = re.compile(r"[^ \t\n'\"\\$`;&|<>(){}*?\[\]~#!]+")
 _EXPANDED: Final = re.compile(r"\$(?:\{\w+\}|\w+|[@*#?])")
-# What a double-quoted text escapes with a backslash.
+# The characters that a backslash escapes in double quotes.
 _ESCAPED_IN_QUOTES: Final = '$`"\\\n'
 _RESERVED: Final = frozenset(
     {
@@ -54,17 +51,16 @@ _RESERVED: Final = frozenset(
 
 
 class Unread(str):
-    """A word that only the shell knows, since it expands something; the text is how it
-    is written.
-    """
+    """A word that only the shell knows, because it expands something; the text is its source."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShellWord:
-    """One word, what the shell makes of it (``Unread``: as it is written), and where it stands in
-    the text.
+    """One word of a shell's text, with its value and position.
+
+    If the shell expands something in it, the value is ``Unread``.
     """
 
     value: str
@@ -73,12 +69,13 @@ class ShellWord:
 
 
 class _NotPlainError(Exception):
-    """The text is more than a list of simple commands."""
+    """The text contains more than simple commands."""
 
 
 def simple_commands(text: str) -> list[list[ShellWord]]:
-    """Return the words of each simple command in a shell's text, without redirections; empty where
-    it is not read.
+    """Return the words of each simple command in a shell's text, without redirections.
+
+    Empty if the text cannot be read.
     """
     try:
         return [words for words in _commands(text) if words]
@@ -96,7 +93,7 @@ def _commands(text: str) -> list[list[ShellWord]]:
         elif redirection := _REDIRECTION.match(text, at):
             at = redirection.end()
             redirected = True
-            if text.startswith("<", at):  # a here-document: the text goes on where no word tells it
+            if text.startswith("<", at):  # a here-document: no word shows where the text continues
                 raise _NotPlainError
         elif separator := _SEPARATORS.match(text, at):
             at = separator.end()
@@ -115,7 +112,7 @@ def _commands(text: str) -> list[list[ShellWord]]:
 
 
 def _word(text: str, start: int) -> ShellWord:
-    """Read one word; quotes and backslashes go, what expands leaves it as it is written."""
+    """Read one word without quotes and backslashes; a word with an expansion stays as written."""
     parts: list[str] = []
     at = start
     expands = False
@@ -136,7 +133,7 @@ def _word(text: str, start: int) -> ShellWord:
         elif text[at] == "\\" and at + 1 < len(text):
             parts.append("" if text[at + 1] == "\n" else text[at + 1])
             at += 2
-        elif text[at] == "\\":  # the last character stands for itself
+        elif text[at] == "\\":  # a last backslash is literal
             parts.append(text[at])
             at += 1
         elif expanded := _EXPANDED.match(text, at):
@@ -144,7 +141,7 @@ def _word(text: str, start: int) -> ShellWord:
             expands = True
         elif text[at] in "()`$" or (text[at] == "#" and at == start):
             raise _NotPlainError
-        else:  # a pattern of names, a home folder, braces
+        else:  # a glob, a home folder, braces
             expands = expands or text[at] not in "#]!"
             parts.append(text[at])
             at += 1
@@ -153,9 +150,7 @@ def _word(text: str, start: int) -> ShellWord:
 
 
 def _quoted(text: str, at: int) -> tuple[str, int, bool]:
-    """Return a double-quoted text from behind its quote, where it ends, and whether the shell
-    expands something in it.
-    """
+    """Return a double-quoted text, the index after it, and whether it contains an expansion."""
     inside: list[str] = []
     expands = False
     while at < len(text) and text[at] != '"':
@@ -182,7 +177,7 @@ _MOST_DEEP: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Words in place of those from ``start`` up to ``end``; a new word where the two are equal."""
+    """Words that replace those from ``start`` up to ``end``, or are inserted if both are equal."""
 
     start: int
     end: int
@@ -197,16 +192,16 @@ class InnerCommand:
     """One command that a command line runs.
 
     Attributes:
-        program: the program's name without its folder, the name of a Python file without its end,
-            or ``module:NAME``.
+        program: the program's name without its folder, a Python file's name without its suffix, or
+            ``module:NAME``.
         args: its arguments.
-        change: returns the whole command line with some of ``args`` replaced; edits are in order
-            and do not overlap.
-        variables: what wrappers set for it, None for a variable that they take away.
-        set_variables: returns the whole command line with variables set in the innermost place
-            where that can be done; None where there is no tool, and it has those of the command
-            line.
-        has_no_others: whether a wrapper leaves it none of the inherited variables.
+        change: returns the whole command line with edits of ``args``; edits are in order and do not
+            overlap.
+        variables: variables that wrappers set; None for one that they unset.
+        set_variables: returns the whole command line with variables set as close to the program as
+            possible. None if no wrapper can set any.
+        without: for each variable, a function that removes its assignments.
+        has_no_others: whether a wrapper hides all inherited variables.
         is_elsewhere: whether it may run in another folder.
     """
 
@@ -221,14 +216,12 @@ class InnerCommand:
 
     @property
     def has_unread(self) -> bool:
-        """Whether one of its arguments is only known to the shell, and may stand for any number of
-        words.
-        """
+        """Whether the shell expands one of its arguments, possibly into several words."""
         return any(isinstance(word, Unread) for word in self.args)
 
 
 def replaced(words: Sequence[str], edits: Sequence[Edit]) -> tuple[str, ...]:
-    """Return words with the edits made."""
+    """Return the words after the edits."""
     found = list(words)
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         found[edit.start : edit.end] = edit.words
@@ -246,13 +239,13 @@ def environment_tools() -> frozenset[str]:
 
 
 def inner_commands(argv: Sequence[str]) -> tuple[InnerCommand, ...]:
-    """Return the commands that a command line runs in the end: one, or those of a shell's text."""
+    """Return the commands that a command line finally runs, one or those of a shell's text."""
     whole = InnerCommand("", tuple(argv), functools.partial(replaced, tuple(argv)))
     return tuple(_opened(whole, 0))
 
 
 def _opened(command: InnerCommand, deep: int) -> Iterator[InnerCommand]:
-    """Open a command whose first argument is its program, until nothing is wrapped any more."""
+    """Unwrap a command whose first argument is its program, until no wrapper is left."""
     if not command.args or deep > _MOST_DEEP:
         return
     name = PurePath(command.args[0]).name
@@ -274,7 +267,7 @@ def _opened(command: InnerCommand, deep: int) -> Iterator[InnerCommand]:
 
 
 def _behind(command: InnerCommand, start: int) -> InnerCommand:
-    """Return a command whose arguments begin at ``start`` of this one's."""
+    """Return the command whose arguments begin at ``start`` of this one's."""
 
     def change(edits: Sequence[Edit]) -> tuple[str, ...]:
         return command.change([Edit(e.start + start, e.end + start, e.words) for e in edits])
@@ -283,7 +276,7 @@ def _behind(command: InnerCommand, start: int) -> InnerCommand:
 
 
 def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerCommand]:
-    """Open what an interpreter runs: a file or a module."""
+    """Unwrap what a Python interpreter runs: a file or a module."""
     own = _tables()["python"]
     args = command.args
     while at < len(args) and args[at].startswith("-") and args[at] != "-":
@@ -297,7 +290,7 @@ def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerComma
             word.startswith(("-W", "-X")) and len(word) > 2
         ):
             at += 1
-        else:  # -c, and what is not known
+        else:  # -c, or an unknown option
             break
     script = at < len(args) and not args[at].startswith("-")
     if script:
@@ -322,8 +315,9 @@ def _module(command: InnerCommand, at: int, name: str, deep: int) -> Iterator[In
 def _in_wrapper(
     command: InnerCommand, at: int, table: Mapping[str, Any], name: str, deep: int
 ) -> Iterator[InnerCommand]:
-    """Open the command behind a wrapper's options; where one of them is not known the wrapper
-    itself is the command.
+    """Unwrap the command after a wrapper's options.
+
+    If an option is unknown, the wrapper itself is the command.
     """
     args = command.args
     first = at
@@ -383,7 +377,7 @@ def _in_wrapper(
 
 
 def _option(word: str, table: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return an option and the value that is joined to it, None where the next word is."""
+    """Return an option with its joined value; None if the value is the next word."""
     if word.startswith("--"):
         option, equals, value = word.partition("=")
         return option, value if equals else None
@@ -399,9 +393,7 @@ def _assigned(change: Change, at: int, variables: Mapping[str, str]) -> tuple[st
 def _without(
     change: Change, words: Sequence[str], begin: int
 ) -> dict[str, Callable[[], tuple[str, ...]]]:
-    """Return, for each variable that the words from ``begin`` on assign, what takes its assignments
-    away.
-    """
+    """Return a function for each variable that removes its assignments in the words."""
     places: dict[str, list[Edit]] = {}
     for at, word in enumerate(words, begin):
         if found := _ASSIGNMENT.fullmatch(word):
@@ -410,8 +402,9 @@ def _without(
 
 
 def _in_shell(command: InnerCommand, table: Mapping[str, Any]) -> Iterator[InnerCommand]:
-    """Return the simple commands of the text that a shell is given to run; none where it runs a
-    file, or what is not read.
+    """Return the simple commands in the text that a shell runs.
+
+    Empty if the shell runs a file, or if the text cannot be read.
     """
     at = 1
     args = command.args
@@ -464,7 +457,7 @@ def _is_assignment(value: str) -> bool:
 
 
 def _written(word: str) -> str:
-    """Return a word as a shell reads it; of an assignment only the value may be quoted."""
+    """Return a word as a shell reads it; in an assignment only the value may be quoted."""
     found = _ASSIGNMENT.fullmatch(word)
     if found is None:
         return shlex.quote(word)
@@ -474,13 +467,13 @@ def _written(word: str) -> str:
 def _changed_text(
     change: Change, index: int, text: str, words: tuple[ShellWord, ...], edits: Sequence[Edit]
 ) -> tuple[str, ...]:
-    """Put words into a shell's text: only where they are new is it written anew."""
+    """Change words of a shell's text, and leave the rest of the text as it is."""
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         new = " ".join(map(_written, edit.words))
         if edit.start < edit.end:
             start = words[edit.start].start
             end = words[edit.end - 1].end
-            if not edit.words and edit.start:  # the blank before it goes too
+            if not edit.words and edit.start:  # remove the space before it too
                 start = words[edit.start - 1].end
             elif not edit.words and edit.end < len(words):
                 end = words[edit.end].start

@@ -1,4 +1,4 @@
-"""An exception that leaves a guard: its diagnosis, and the notes that it leaves with."""
+"""Add the diagnosis and advice to an exception that leaves a guard."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ from oomguard.guarding.failure import (
 )
 from oomguard.remedy.policy import Policy
 
-# A request that an engine refuses since the guard gave it less: the exception says whose change
-# that was.
+# An engine may refuse a request because the guard reduced its limits; the note says so.
 
 
 def explain_refusal(error: BaseException, attempts: Sequence[Attempt]) -> bool:
-    """Add to an exception that tells of a refused request what was changed at the engine's start,
-    and return whether it is one.
-    """
+    """Add the guard's changes to an exception about a refused request; return whether it is one."""
     note = refusal_note(error, attempts)
     if note is not None:
         error.add_note(note)
@@ -38,13 +35,12 @@ def explain_refusal(error: BaseException, attempts: Sequence[Attempt]) -> bool:
 
 
 def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | None:
-    """Return the note of an exception that tells of a refused request; None where no change of ours
-    is behind it.
+    """Return the note for a refused request; None if no change of the guard caused it.
 
     Args:
-        error: what left the guard.
-        attempts: those of the guard; the first patch of a setting has the program's own value, the
-            last one that in force.
+        error: the exception that left the guard.
+        attempts: the guard's attempts. The first patch of a setting has the program's value, and
+            the last one the effective value.
     """
     patches = [patch for attempt in attempts for patch in attempt.patches if patch.new is not None]
     own: dict[str, FactValue | None] = {patch.setting: patch.old for patch in reversed(patches)}
@@ -57,7 +53,7 @@ def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | Non
                 and math.isfinite(need.value)
                 and need.value > before
             ):
-                return None  # the program's own value would not have done either
+                return None  # the program's own value would not have been enough either
             if math.isinf(need.value):
                 least = before
             else:
@@ -65,38 +61,31 @@ def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | Non
             if least is None:
                 floor = ""
             else:
-                floor = f"; with floors={{{name!r}: {least}}} the guard starts no engine below it"
+                floor = f"; floors={{{name!r}: {least}}} keeps the guard from going below it"
             if before is None:
                 was = ""
             else:
                 was = f", not {before}"
             return (
-                f"oomguard: {name} is {in_force[name]}{was}, since the engine ran out of memory "
+                f"oomguard: {name} is {in_force[name]}{was}, because the engine ran out of memory "
                 "with more; "
                 f"{need.why} {'more' if least is None else least}{floor}"
             )
     return None
 
 
-# The call of a model that no guard watches, as the frames of its failure show it: its rows, and the
-# tokens of one.
-
-# What a model's first argument is called where it has one row an entry; the second axis is tokens
-# in those of text.
+# A model's first argument with one entry per row; in those of text the second axis is tokens.
 _TEXT: Final = ("input_ids", "inputs_embeds", "decoder_input_ids")
 _OTHER: Final = ("pixel_values", "input_features", "input_values", "hidden_states", "x", "input")
 
 
 def seen_call(error: BaseException) -> dict[str, Fact]:
-    """Return the rows and tokens of the outermost model call that a failure went through; empty
-    where none is seen.
-    """
+    """Return the rows and tokens of the outermost model call in a failure, if there is one."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    with contextlib.suppress(
-        Exception
-    ):  # what a frame holds is the user's: nothing of it may take the failure's place
+    # A frame holds the user's objects, whose errors must not replace the failure.
+    with contextlib.suppress(Exception):
         found = next((call for frame in frames_of(error) if (call := _call_in(frame, torch))), {})
         return {name: Fact(name, value, "measured") for name, value in found.items()}
     return {}
@@ -119,25 +108,21 @@ def _call_in(frame: FrameType, torch: Any) -> dict[str, int]:
     return {}
 
 
-# A method of a model that no guard watches, as the frames of its failure show it: what to write so
-# that it runs in parts.
+# The advice for a model's method that no guard watches.
 
-# How torch calls a module: what stands in their frames is the module that is called.
 _GENERATION: Final = "transformers.generation.utils"
 _TAKEN_EARLIER: Final = (
-    "oomguard: not run in parts: this `generate` was taken from its model before the first guard "
-    "of the program, which "
-    "cannot watch it: write model.generate(...) inside the guard, or guard what you took: "
+    "oomguard: not run in parts: the program took this `generate` from its model before its first "
+    "guard, so the guard cannot watch it. Write model.generate(...) inside the guard, or "
     "oomguard.guard(generate)"
 )
 _CALLS: Final = frozenset({"_wrapped_call_impl", "_call_impl", "__call__", "forward"})
 
 
 def note_if_taken_earlier(error: BaseException) -> None:
-    """Add a note to a failure in a ``generate`` that was taken from its model before it was
-    watched.
+    """Add a note to a failure in a ``generate`` that was taken from its model before the guard.
 
-    A function with ``batch=`` runs its calls of ``generate`` unwatched, so it gets no note.
+    A function with ``batch=`` runs ``generate`` unwatched on purpose, so it gets no note.
     """
     for frame in frames_of(error):
         if module_of(frame).startswith(("oomguard.engines", "oomguard.guarding.micro_batch")):
@@ -149,15 +134,12 @@ def note_if_taken_earlier(error: BaseException) -> None:
 
 
 def unwatched(error: BaseException) -> str | None:
-    """Return the note of a failure in a model's own method, or in a module that no guard watches;
-    None where neither is seen.
-    """
+    """Return the note for a failure in a method or module that no guard watches; None otherwise."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    with contextlib.suppress(
-        Exception
-    ):  # what a frame holds is the user's: nothing of it may take the failure's place
+    # A frame holds the user's objects, whose errors must not replace the failure.
+    with contextlib.suppress(Exception):
         for frame in frames_of(error):
             seen = locals_of(frame)
             if isinstance(module := seen.get("self"), torch.nn.Module):
@@ -169,7 +151,7 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
     name = type(module).__name__
     is_call = frame.f_code.co_name in _CALLS
     if is_call and any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
-        return None  # such a call is watched, and was given up
+        return None  # this call is watched, and was given up
     if module_of(frame).startswith("oomguard"):
         return None
     if is_call:
@@ -178,14 +160,10 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
         what = f"{name}.{frame.f_code.co_name}"
     rows, others = _rows(frame, seen, torch)
     if others:
-        reason = f"{what} is not watched, and {others[0]} has other entries than rows"
-        together = (
-            f"make it, and the call that gave {others[0]}, in one function of your own that takes "
-            "what that call takes"
-        )
         return (
-            f"oomguard: not run in parts: {reason}: {together}: @oomguard.guard(batch=NAME) above "
-            "it, NAME what has one entry a row"
+            f"oomguard: not run in parts: {what} is not watched, and {others[0]} does not have one "
+            f"entry per row. Put it, and the call that returned {others[0]}, into one function "
+            "under @oomguard.guard(batch=NAME). NAME is an argument with one entry per row"
         )
     batch = ", ".join(f'"{row}"' for row in rows)
     if len(rows) > 1:
@@ -193,17 +171,14 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
     else:
         several = batch or "NAME"
     return (
-        f"oomguard: not run in parts: {what} is not watched. Where no row depends on those beside "
-        "it, call it in a function "
-        f"of your own that takes what has one entry a row: "
+        f"oomguard: not run in parts: {what} is not watched. If no row depends on the others, call "
+        "it in a function whose arguments have one entry per row: "
         f"@oomguard.guard(batch={several}) above def f({', '.join(rows) or 'NAME'})"
     )
 
 
 def _rows(frame: FrameType, seen: dict[str, Any], torch: Any) -> tuple[list[str], list[str]]:
-    """Return the arguments of a frame's function with as many entries as its first tensor, and
-    those that hold tensors of other sizes.
-    """
+    """Return a function's arguments with one entry per row, and those with other tensor sizes."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     sizes = {name: _sizes(seen.get(name), torch) for name in names if name != "self"}
@@ -213,7 +188,7 @@ def _rows(frame: FrameType, seen: dict[str, Any], torch: Any) -> tuple[list[str]
 
 
 def _sizes(value: Any, torch: Any) -> list[int]:
-    """Return the entries of a tensor, or of the tensors in a list or tuple."""
+    """Return the numbers of entries of a tensor, or of the tensors in a list or tuple."""
     if isinstance(value, torch.Tensor):
         if value.dim() > 1:
             return [len(value)]
@@ -228,11 +203,9 @@ def _sizes(value: Any, torch: Any) -> list[int]:
 def explained(
     error: BaseException, policy: Policy, attempts: Sequence[Attempt]
 ) -> Diagnosis | None:
-    """Return the diagnosis of an exception and add it to its notes; None where it tells no memory
-    failure.
+    """Return the diagnosis of an exception, and add it to the notes; None for other failures.
 
-    What comes from another process has been told by the guard there, if there was one: its notes
-    came with it.
+    An exception from another process already has the notes of that process's guard.
     """
     scanned = scan_error(error)
     if scanned.first_cause is None:

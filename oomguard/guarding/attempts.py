@@ -1,4 +1,4 @@
-"""The explicit form: ``for attempt in oomguard.attempts(batch_size=64): with attempt: …``."""
+"""Offer the explicit loop ``for attempt in oomguard.attempts(batch_size=64): …``."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ from oomguard.remedy.policy import Policy, make_policy
 from oomguard.retry.ledger import Ledger
 from oomguard.telemetry import guarded_calls
 
-# What a loop ran with after it failed with what it was given, by its line and that.
+# The settings with which a loop succeeded after a failure, by its line and its first settings.
 _ran_with: Final[
     dict[tuple[CodeType, int, tuple[tuple[str, FactValue], ...]], dict[str, FactValue]]
 ] = {}
 
 
 class OpenAttempt:
-    """One attempt, entered with ``with``: ``settings`` holds the values to use, ``number`` counts
-    from 1. After the block, ``error`` names the exception that ended it; "" if none did.
+    """One attempt, entered with ``with``.
 
-    It swallows a memory failure inside where the next attempt is predicted to fit, and lets
-    everything else through.
+    It swallows a memory failure if the next attempt should fit. All other exceptions leave it.
+
+    Attributes:
+        number: its number, from 1.
+        settings: the values to use.
+        error: after the block, the type of the exception that ended it; "" without one.
     """
 
     def __init__(self, loop: _Loop, number: int) -> None:
@@ -75,18 +78,14 @@ class OpenAttempt:
 
     @property
     def snapshot(self) -> Path | None:
-        """The file of the memory snapshot that was taken at the first failure of these attempts;
-        None: none was.
-        """
+        """The memory snapshot of the first failure in this loop; None without one."""
         if self._loop.recording is None:
             return None
         return self._loop.recording.taken
 
 
 class _Loop:
-    """The attempts of one ``for`` over ``oomguard.attempts``, which begins with what the last one
-    on its line ran with.
-    """
+    """The attempts of one loop; it begins with the settings of the last success on its line."""
 
     def __init__(
         self,
@@ -104,14 +103,12 @@ class _Loop:
             self.recording = SnapshotRecorder(snapshot)
 
     def attempts(self) -> Iterator[OpenAttempt]:
-        """Yield an attempt to enter, and another one after each whose failure led to a patch."""
+        """Yield an attempt to enter, and another after each failure with a patch."""
         for number in self.ledger.rounds():
             yield OpenAttempt(self, number)
 
     def ended(self, error: BaseException | None, peak: int | None) -> bool:
-        """Record an attempt; return True, which swallows the exception, where another
-        one follows.
-        """
+        """Record an attempt; return True, to swallow the exception, if another one follows."""
         ledger = self.ledger
         incident = None
         if isinstance(error, Exception) and not disabled():
@@ -149,13 +146,13 @@ class _Loop:
         }
 
     def _model(self, failure: Incident) -> CallModel | None:
-        """Return the model behind the failure; None where the body has no batch size."""
+        """Return the model behind the failure; None if the body has no batch size."""
         rows = self.ledger.settings.get("batch_size")
         if not isinstance(rows, int) or isinstance(rows, bool):
             return None
         base = torch_memory.live_bytes()
         seen = row_bytes_at_failure(failure, base, rows)
-        # The body had not ended, so what its rows need is taken as twice what they held.
+        # The body did not finish, so its rows are assumed to need twice what they held.
         if seen is None:
             needed = None
         else:
@@ -167,7 +164,7 @@ class _Loop:
 
 
 def _facts(model: CallModel | None) -> dict[str, Fact]:
-    """Return what rules and reports may know of the failed body."""
+    """Return the facts of the failed body for rules and reports."""
     if model is None:
         return {}
     values = {"batch_size": model.rows, "baseline_bytes": model.base_bytes}
@@ -184,23 +181,26 @@ def attempts(
     snapshot: str | Path | None = None,
     **settings: FactValue,
 ) -> Iterator[OpenAttempt]:
-    """Yield attempts until one succeeds, each with settings that are predicted to fit.
+    """Yield attempts until one succeeds, each with settings that should fit.
 
-    When nothing is left to change, the failure of the last attempt comes out with the diagnosis in
-    its notes.
+        for attempt in oomguard.attempts(batch_size=64):
+            with attempt:
+                run(batch_size=attempt.settings["batch_size"])
+
+    If nothing is left to change, the last attempt's exception is raised with the diagnosis in its
+    notes.
 
     Args:
-        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on
-            what you left alone.
-        floors: never go below these values, by setting.
-        max_attempts: runs of the body, the first included.
-        snapshot: the file for torch's memory snapshot at the first allocation that fails in any of
-            them; torch records in each until then. ``attempt.snapshot`` is the file, None where
-            nothing failed.
+        allow: the highest permitted effect; None: keep outputs the same; reduce capacity only for
+            settings that you did not set.
+        floors: the lowest permitted values by setting.
+        max_attempts: the number of attempts, with the first one.
+        snapshot: the file for torch's memory snapshot of the first failed allocation; None: no
+            snapshot. ``attempt.snapshot`` is the written file.
         settings: the values to begin with (``batch_size=64``).
 
     Raises:
-        SettingError: an unknown effect or setting, or a snapshot in no folder.
+        SettingError: an effect or a setting is unknown, or the snapshot's folder does not exist.
     """
     start = {setting(name).name: value for name, value in settings.items()}
     policy = make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1)

@@ -1,6 +1,4 @@
-"""The rows that ran together in earlier calls under one guard: a later call begins with as many, or
-with more where there is room.
-"""
+"""Remember the batch sizes that worked under a guard; later calls begin with them."""
 
 from __future__ import annotations
 
@@ -17,18 +15,17 @@ from oomguard.engines.protocol import Shelf, WatchedCall
 from oomguard.engines.registry import shelf
 
 if TYPE_CHECKING:
-    from oomguard.guarding.kill_recovery import AfterKill
+    from oomguard.guarding.kill_recovery import KillRecovery
 
 
-# Rows to come may be heavier than those that were measured.
+# Later rows may need more than the measured ones.
 _MARGIN_RATIO: Final = 0.02
 _MOST_GROWTH: Final = 8
-# A prompt that is shorter than half of one that needed chunks is tried without.
+# A prompt shorter than half of one that needed chunks is first tried without chunks.
 _CHUNKED_FROM: Final = 2
-# Where nothing measures memory: calls in a row that fitted, after which twice as many rows are
-# tried.
+# If memory cannot be measured: after so many calls in a row that fit, twice the rows are tried.
 _FIRST_PATIENCE_CALLS: Final = 8
-# Rows of: kind of call, model, rows, tokens, bytes of a row, what is done another way.
+# Rows of: kind of call, model, rows, tokens, bytes per row, changed settings.
 Learned = Sequence[Sequence[Any]]
 
 
@@ -44,12 +41,11 @@ class _Known:
     varied: Mapping[str, FactValue] = field(default_factory=dict)
 
 
-class KnownSizes:
-    """What calls of one kind on one model ran with; empty until one of them ran out of memory and
-    was split.
+class BatchSizeCache:
+    """The batch sizes of calls by kind and model; empty until a call was split.
 
-    What one process learned can be told to another (``learned``, ``take``): there a model is known
-    by its class and name.
+    A process can pass what it learned to another one (``learned``, ``take``). There a model is
+    known by its class and its name.
     """
 
     def __init__(self) -> None:
@@ -57,15 +53,14 @@ class KnownSizes:
         self._taken: dict[tuple[str, str], _Known] = {}
         self._lock = threading.Lock()
         self.on_learned: Callable[[Learned], object] | None = None
-        self.after_kill: AfterKill | None = (
-            None  # of a function that another process may have been killed over
-        )
+        # For a function that may run again after a kill.
+        self.after_kill: KillRecovery | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_call or self._taken or self.after_kill)
 
     def learned(self) -> Learned:
-        """Return what is known of calls that another process can tell again, as plain values."""
+        """Return the sizes that another process can use, as plain values."""
         found = [
             (key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()
         ]
@@ -77,17 +72,18 @@ class KnownSizes:
         ]
 
     def take(self, learned: Learned) -> None:
-        """Begin with what another process learned; what this one has learned itself comes first."""
+        """Use another process's sizes; those of this process have precedence."""
         for call, model, rows, tokens, row_bytes, varied in learned:
             self._taken[call, model] = _Known(rows, tokens, row_bytes, None, varied=varied)
 
     def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
-        """Return how many rows of a call to begin with: all of them unless an earlier call, or a
-        kill, tells of fewer.
+        """Return how many rows of a call to begin with.
+
+        These are all rows, unless an earlier call or kill requires fewer.
 
         Args:
-            call: the call that is to be made.
-            free_bytes: what its device has free; None where nothing tells.
+            call: the call to run.
+            free_bytes: the free memory of its device; None if unknown.
         """
         rows = self._known_rows(call, free_bytes)
         if call.model is None and self.after_kill:
@@ -103,8 +99,8 @@ class KnownSizes:
             longer = tokens / known.tokens
         else:
             longer = 1.0
-        # A row's bytes rise at least with its tokens, at most (scores of eager attention) with
-        # their square.
+        # A row's bytes grow at least in proportion to its tokens, and at most (eager attention)
+        # with their square.
         if longer <= 1:
             heavier = longer
         else:
@@ -121,9 +117,7 @@ class KnownSizes:
         return min(call.rows, max(1, size))
 
     def varied(self, call: WatchedCall) -> Mapping[str, FactValue]:
-        """Return what of a call to do another way from the start: nothing unless one as long ran
-        so.
-        """
+        """Return settings to change from the start; empty unless an equally long call did."""
         known = self._known(call)
         tokens = _tokens(call)
         if (
@@ -144,8 +138,9 @@ class KnownSizes:
         after_failure: bool,
         varied: Mapping[str, FactValue],
     ) -> None:
-        """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a
-        failure the size is known anew.
+        """Record that parts of ``rows`` rows ran, with at most ``row_bytes`` per row.
+
+        After a failure this replaces the known size.
         """
         known = self._known(call)
         after_failure = after_failure or (
@@ -194,9 +189,7 @@ class KnownSizes:
                     )
 
     def forget(self, call: WatchedCall) -> None:
-        """Forget what is known of such calls: a part of one could not be run or joined
-        after all.
-        """
+        """Forget the sizes for such calls: a part could not be run or joined."""
         with self._lock:
             self._by_call.pop(_key(call), None)
             self._taken.pop((type(call).__name__, _words(call.model) or ""), None)
@@ -215,10 +208,9 @@ def _key(call: WatchedCall) -> tuple[str, int]:
 
 
 def _words(model: Any) -> str | None:
-    """Return by what another process knows a model too: its class and the name that it was loaded
-    by.
+    """Return the class and name by which another process knows a model too.
 
-    "" stands for no model; None where the model has no name.
+    "" means no model; None means that the model has no name.
     """
     if model is None:
         return ""
@@ -229,25 +221,23 @@ def _words(model: Any) -> str | None:
 
 
 def _tokens(call: WatchedCall) -> int | None:
-    """Return the tokens of a row, prompt and answer; None where they are not known."""
+    """Return the tokens of a row, prompt and answer; None if unknown."""
     if call.prompt_tokens is None or call.max_new_tokens is None:
         return None
     return max(1, call.prompt_tokens + call.max_new_tokens)
 
 
-# What a guarded function learned in one process, for the same function in the others of its job: on
-# a shelf that they share.
+# Processes of one job share what they learned of a function.
 
 _MOST_CHARS: Final = 65_536
 _SHAPES: Final = ((str,), (str,), (int,), (int, type(None)), (int, float, type(None)), (dict,))
 
 
-def share(name: str, known: KnownSizes) -> None:
-    """Take what other processes learned of the function of this name, and tell them what this one
-    learns; nothing without a shelf.
+def share(name: str, known: BatchSizeCache) -> None:
+    """Use what other processes learned of a function, and share what this one learns.
 
-    What lies there is judged as a stranger's: a text that is no such table counts for nothing. No
-    failure of the shelf reaches a call.
+    Nothing happens without a shared store. Its contents are not trusted: a text of another form is
+    ignored. No error of the store reaches a call.
     """
     with contextlib.suppress(Exception):
         if (found := shelf()) is not None:
@@ -257,9 +247,8 @@ def share(name: str, known: KnownSizes) -> None:
 
 def _tell(on: Shelf, name: str, learned: Learned) -> None:
     with contextlib.suppress(Exception):
-        on.write(
-            name, json.dumps(learned)
-        )  # what another process writes at the same time is as good
+        # Another process may write at the same time, and its value is just as good.
+        on.write(name, json.dumps(learned))
 
 
 def _read(text: str | None) -> list[Any]:

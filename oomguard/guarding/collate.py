@@ -1,8 +1,8 @@
-"""Results of parts, put into their place as they come: joining them later would take their memory
-twice.
+"""Collate the results of parts as they come.
 
-A part's result is copied, so that a view of something larger (``logits[:, -1]``) lets go of the
-rest. Where the device has no room for the results they wait on the host; tokens always do.
+Joining them at the end would need twice the memory. A part's result is copied, so that a view
+(``logits[:, -1]``) releases its larger storage. If the device has no space for the results they
+wait on the host; tokens always do.
 """
 
 from __future__ import annotations
@@ -30,42 +30,34 @@ from oomguard.guarding.rows import (
 )
 from oomguard.probe import torch_memory
 
-# Where results of each kind are put: tensors and arrays into one that was made for all rows, the
-# rest side by side.
-#
-# A new kind is a class with the methods of ``Place``, and a line in ``place_for``.
+# Tensors and arrays go into one buffer for all rows, other values into a list. A new kind is a
+# class with the methods of ``ResultBuffer``, and a case in ``place_for``.
 
 
 class ResultBuffer(Protocol):
-    """Where results of one kind are put: ``add`` in the order of the rows, ``result`` gives them as
-    one.
-    """
+    """A buffer for results of one kind: ``add`` in row order, then ``result`` for all rows."""
 
     def add(self, part: Any) -> str | None:
-        """Take the next part's result; return why it cannot stand beside the others, None where it
-        does.
-        """
+        """Add the next part's result; return why it cannot be joined, None if it can."""
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that it holds on a device, and would not on the host."""
+        """The device bytes that moving to the host would free."""
 
     def park(self) -> None:
-        """Move what it holds to the host; all that is added later goes there too."""
+        """Move the results to the host, and later ones too."""
 
     def result(self) -> Any:
-        """Return all rows as one, where the function would have put them."""
+        """Return all rows as one value, on the function's device."""
 
     def finished(self) -> Any:
-        """Return the rows so far as one, where they are, and nothing larger than they are."""
+        """Return the finished rows as one value, without a move or a larger storage."""
 
 
 def place_for(
     part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool
 ) -> ResultBuffer:
-    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows
-    gave ``part``.
-    """
+    """Return a buffer for the results of ``total`` rows, like ``part``, the first ``rows`` rows."""
     if isinstance(part, (list, tuple)):
         return _Rows(is_tuple=isinstance(part, tuple), is_parked=is_parked)
     if hasattr(part, "untyped_storage"):
@@ -87,14 +79,12 @@ def place_for(
 
 
 def place_result(host: Any, device: Any) -> Any:
-    """Return a tensor of the host on its device; it may run out of memory there."""
+    """Return a host tensor on its device; it may run out of memory there."""
     return torch_memory.from_host(host, device)
 
 
 class _PlacesTensor:
-    """One tensor for all rows, on the device of the parts, or on the host where that
-    has no room.
-    """
+    """One tensor for all rows, on the parts' device, or on the host if that has no space."""
 
     def __init__(self, like: Any, rows: int, pad_value: int | None, *, is_parked: bool) -> None:
         import torch
@@ -116,8 +106,8 @@ class _PlacesTensor:
             return f"its results are of different types, {self._out.dtype} and {part.dtype}"
         if part.shape[1:] != self._out.shape[1:] and not self._lengthen(part):
             return (
-                f"its results have different shapes, {tuple(self._out.shape[1:])} and "
-                f"{tuple(part.shape[1:])} a row"
+                f"its results have different shapes per row: {tuple(self._out.shape[1:])} and "
+                f"{tuple(part.shape[1:])}"
             )
         stop = self._done + part.shape[0]
         with self._where():
@@ -146,8 +136,9 @@ class _PlacesTensor:
         return place_result(self._out, self._device)
 
     def finished(self) -> Any:
-        """Return the finished rows; what is pickled of a view is all of its storage, so fewer than
-        all are copied to the host.
+        """Return the finished rows.
+
+        Pickling a view saves its whole storage, so a part of the rows is copied to the host.
         """
         if self._done == self._out.shape[0]:
             return self._out
@@ -155,9 +146,7 @@ class _PlacesTensor:
             return self._out[: self._done].to("cpu", copy=True)
 
     def _lengthen(self, part: Any) -> bool:
-        """Make room for rows that are longer than those before them; False where rows have one
-        length.
-        """
+        """Extend the buffer for longer rows; return False if rows have a fixed length."""
         if self._pad_value is None or part.dim() != 2:
             return False
         if part.shape[1] > self._out.shape[1]:
@@ -220,7 +209,7 @@ class _Array:
 
 
 class _Parts:
-    """Parts of a kind that is joined by its own library in the end."""
+    """Parts that their own library joins at the end."""
 
     device_bytes = 0
 
@@ -243,7 +232,7 @@ class _Parts:
 
 
 class _Rows:
-    """A list of rows, or a tuple; tensors in them that are views of something larger are copied."""
+    """A list or tuple of rows; tensors in it that are views of something larger are copied."""
 
     def __init__(self, *, is_tuple: bool, is_parked: bool) -> None:
         self._rows: list[Any] = []
@@ -300,9 +289,7 @@ class _Rows:
 
 
 def _concat_frames(parts: list[Any]) -> Any:
-    """Return tables as one; where each numbers its rows from 0 the whole does, as one call would
-    have made it.
-    """
+    """Return tables as one; if each numbers its rows from 0, so does the whole."""
     if is_arrow_table(parts[0]):
         return sys.modules["pyarrow"].concat_tables(parts)
     concat = sys.modules[library(parts[0])].concat
@@ -315,7 +302,7 @@ def _concat_frames(parts: list[Any]) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value with ``change`` made to the tensors in it, through lists, tuples and dicts."""
+    """Return a value with ``change`` applied to its tensors, in lists, tuples and dicts too."""
     if hasattr(value, "untyped_storage"):
         return change(value)
     if type(value) in (list, tuple):
@@ -337,9 +324,7 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _without_views(rows: list[Any]) -> list[Any]:
-    """Return rows whose tensors hold no more than they show: where a storage is larger than what is
-    seen of it, they are copied.
-    """
+    """Return rows whose tensors own their storage; views of a larger storage are copied."""
     shown: dict[int, int] = {}
     for tensor in _tensors(rows):
         if _is_plain(tensor):
@@ -361,14 +346,12 @@ def _is_plain(tensor: Any) -> bool:
     return bool(tensor.layout is sys.modules["torch"].strided) and entries(tensor) != 0
 
 
-# A result that is a record of fields, each with one entry a row: a model's output, a tuple of
-# tensors, its cache.
-#
-# Each part's result is taken apart into tensors and what is around them, which must be the same in
-# all parts. Every tensor has its own place; in the end the record is made anew around them. A
-# tensor that stands in several fields stays one.
+# A result may be a record of fields with one entry per row: a model's output, a tuple of tensors, a
+# KV cache. Each part's result is split into tensors and the structure around them, which must be
+# the same in all parts. Every tensor has its own buffer, and the record is rebuilt at the end. A
+# tensor in several fields stays one tensor.
 
-# Objects from here hold a model's state, in attributes: caches and their layers.
+# The modules whose objects keep a model's state in attributes: caches and their layers.
 _STATE_MODULE: Final = "transformers.cache_utils"
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _IN_STATE: Final = "the state in "
@@ -378,8 +361,8 @@ _IN_STATE: Final = "the state in "
 class FieldsPart:
     """The result of a part of ``rows`` rows.
 
-    ``weight`` is what its mean loss weighs, infinite where the losses of parts add up, None where
-    neither is known.
+    ``weight`` is the weight of its mean loss: infinite if the losses of parts add up, None if
+    unknown.
     """
 
     value: Any
@@ -389,16 +372,14 @@ class FieldsPart:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Stands for a tensor in a record that was taken apart."""
+    """A placeholder for a tensor in a record's structure."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What is around tensors: a type, what its entries are called, and the entries, taken apart
-    themselves.
-    """
+    """The structure around tensors: a type, the names of its entries, and the entries."""
 
     kind: type
     names: tuple[Any, ...]
@@ -406,14 +387,14 @@ class _Node:
 
 
 class Fields:
-    """Where results that are records of fields are put.
+    """A buffer for results that are records of fields.
 
     Args:
-        total: rows of the whole call.
+        total: the rows of the whole call.
         is_parked: whether tensors wait on the host.
-        several: how many entries a row may have in a field, beside one.
-        layout: at which axis fields hold their rows, and how many entries a row has there, by name;
-            others at the first.
+        several: other numbers of entries per row in a field.
+        layout: the row axis and the entries per row by field; other fields have rows on the first
+            axis.
     """
 
     def __init__(
@@ -434,15 +415,13 @@ class Fields:
         self._done = 0
 
     def add(self, part: FieldsPart) -> str | None:
-        """Put each field of a part into its place; return why one cannot be, None where
-        all were.
-        """
+        """Add each field of a part; return why one cannot be added, None if all were."""
         taken = _Taken()
         record = taken.apart(part.value, "its result")
         if taken.problem is not None:
             return taken.problem
         if self._record is None:
-            named = taken.tensors  # a place for each of them, before anything is put there
+            named = taken.tensors  # make a buffer for each before anything is added
             self._places = [
                 self._place_for(name, tensor, part, is_loss=name == taken.loss)
                 for name, tensor in named
@@ -452,7 +431,7 @@ class Fields:
             return "its results differ in more than their rows"
         if self._is_torn:
             return "its fields hold different rows"
-        self._is_torn = True  # unless each of them takes the part
+        self._is_torn = True  # until each buffer has the part
         for (name, tensor), place in zip(taken.tensors, self._places, strict=True):
             if (problem := place.add(tensor, part)) is not None:
                 return f"{name} {problem}"
@@ -475,7 +454,7 @@ class Fields:
         else:
             is_known = each in (0, entries)
         if more or not is_known:
-            return _OfRows(None)  # it says so when the part is put there
+            return _OfRows(None)  # it reports the problem when the part is added
         first = tensor.movedim(axis, 0)
         return _OfRows(
             place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis
@@ -483,7 +462,7 @@ class Fields:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that the fields hold on a device."""
+        """The device bytes of the fields."""
         return sum(place.device_bytes for place in self._places)
 
     def park(self) -> None:
@@ -502,7 +481,7 @@ class Fields:
 
 
 class _OfRows:
-    """A tensor with as many entries for each row."""
+    """A tensor with the same number of entries for each row."""
 
     def __init__(self, place: ResultBuffer | None, entries: int = 1, axis: int = 0) -> None:
         self._place = place
@@ -537,7 +516,9 @@ class _OfRows:
     def result(self) -> Any:
         if self._place is None or not self._axis:
             return self._place and self._place.result()
-        self._made, self._place = self._as_it_lay(self._place.result()), None  # not held twice
+        # Only one of the two keeps the tensor.
+        self._made = self._as_it_lay(self._place.result())
+        self._place = None
         return self._made
 
     def finished(self, rows: int) -> Any:
@@ -552,7 +533,7 @@ class _OfRows:
 
 
 class _Mean:
-    """One number for all rows: the mean of the parts' by weight, or their sum."""
+    """One number for all rows: the weighted mean of the parts' numbers, or their sum."""
 
     device_bytes = 0
 
@@ -561,7 +542,7 @@ class _Mean:
         self._is_known = is_known
         self._sum = self._weight = 0.0
         self._is_sum = False
-        self._after: dict[int, tuple[float, float]] = {}  # sum and weight, by the rows so far
+        self._after: dict[int, tuple[float, float]] = {}  # sum and weight by finished rows
         self._rows = 0
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
@@ -570,7 +551,7 @@ class _Mean:
         if math.isinf(part.weight):
             self._sum = self._sum + float(tensor)
             self._is_sum = True
-        elif part.weight:  # the mean of nothing is no number
+        elif part.weight:  # a mean over nothing is NaN
             self._sum += float(tensor) * part.weight
             self._weight += part.weight
         self._rows += part.rows
@@ -598,7 +579,7 @@ class _Mean:
 
 
 class _Shared:
-    """What has no rows, and must be the same in all parts."""
+    """A value without rows, which must be the same in all parts."""
 
     device_bytes = 0
 
@@ -628,7 +609,7 @@ class _Shared:
 
 
 class _Taken:
-    """The tensors of a record, in the order in which they stand in it, each once."""
+    """The tensors of a record in their order, each once."""
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, Any]] = []
@@ -637,8 +618,9 @@ class _Taken:
         self._numbers: dict[int, int] = {}
 
     def apart(self, value: Any, name: str, *, in_state: bool = False) -> Any:
-        """Return what is around the tensors of a value; note them, and what cannot be taken apart
-        as ``problem``.
+        """Return the structure around a value's tensors, and collect the tensors.
+
+        ``problem`` says what cannot be split.
         """
         if hasattr(value, "untyped_storage"):
             return self._tensor(value, f"{_IN_STATE}{name}" if in_state else name)
@@ -656,7 +638,7 @@ class _Taken:
         else:
             if not in_state and not isinstance(value, _PLAIN):
                 self.problem = self.problem or (
-                    f"{name} is a {type(value).__name__}: how to put several together is not known"
+                    f"{name} is a {type(value).__name__}, which oomguard cannot join"
                 )
             return value
         entries = tuple(self.apart(entry, path, in_state=in_state) for _, path, entry in named)
@@ -670,7 +652,7 @@ class _Taken:
 
 
 def _made(record: Any, values: list[Any]) -> Any:
-    """Return a record around these tensors, of the types that it was taken apart from."""
+    """Return a record of the original types around these tensors."""
     if isinstance(record, _Tensor):
         return values[record.number]
     if not isinstance(record, _Node):
@@ -694,23 +676,20 @@ def _is_state(value: Any) -> bool:
     )
 
 
-# Where the results of a function go that are records: a mapping or a tuple of fields, each with one
-# entry a row.
+# Results of user functions may be records: a mapping or a tuple of fields with one entry per row.
 
 
 def place_of(
     part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool
 ) -> ResultBuffer:
-    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows
-    gave ``part``.
-    """
+    """Return a buffer for the results of ``total`` rows, like ``part``, the first ``rows`` rows."""
     if is_record(part, rows):
         return RecordBuffer(part, rows, total, is_parked=is_parked)
     return place_for(part, rows, total, pad_value, is_parked=is_parked)
 
 
 class RecordBuffer:
-    """A place for each field, and around them what the function gave."""
+    """A buffer for each field of a record, and the record's type."""
 
     def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
         self._kind: Any = type(like)
@@ -726,7 +705,7 @@ class RecordBuffer:
         ]
 
     def add(self, part: Any) -> str | None:
-        """Put each field into its place; return why one cannot be."""
+        """Add each field to its buffer; return why one cannot be added."""
         beside = lists_beside(part)
         if (
             type(part) is not self._kind
@@ -745,7 +724,7 @@ class RecordBuffer:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that the fields hold on a device."""
+        """The device bytes of the fields."""
         return sum(place.device_bytes for place in self._places)
 
     def park(self) -> None:
@@ -783,13 +762,11 @@ def _names_in(record: Any) -> list[Any]:
 
 
 def _emptied(like: Any) -> Any:
-    """Return an empty copy of a dict whose type is not made from entries (``defaultdict``) or keeps
-    more; None of any other.
-    """
+    """Return an empty copy of a dict with its own state (``defaultdict``); None for other dicts."""
     kind: Any = type(like)
     try:
         kind(())
-    except Exception:  # noqa: BLE001 - a type of the user's
+    except Exception:  # noqa: BLE001 - the user's own type may raise anything
         is_made_of_entries = False
     else:
         is_made_of_entries = isinstance(like, dict)
@@ -800,18 +777,17 @@ def _emptied(like: Any) -> Any:
     return empty
 
 
-class Gathered:
-    """The results of one call's parts, of whatever kind the first one is.
+class OutputCollector:
+    """The results of one call's parts, whose kind the first part determines.
 
     Args:
-        rows: rows of the whole call.
-        pad_value: what fills a row that ended earlier than others; None: all rows have one length.
-        weigh: what the mean loss in a part's result weighs, where the results are records of
-            fields; None: they are not.
-        on_host: whether they wait on the host from the start.
-        several: how many entries a row may have in a field, beside one.
-        layout: at which axis fields hold their rows, and how many entries a row has there, by name,
-            as far as it is known by then.
+        rows: the rows of the whole call.
+        pad_value: the value that fills shorter rows; None: all rows have one length.
+        weigh: the weight of a part's mean loss, if results are records of fields; None: they are
+            not.
+        on_host: whether results wait on the host from the start.
+        several: other numbers of entries per row in a field.
+        layout: the row axis and the entries per row by field, as far as known.
     """
 
     def __init__(
@@ -834,8 +810,8 @@ class Gathered:
         self._place: ResultBuffer | None = None
 
     @classmethod
-    def of(cls, call: WatchedCall) -> Gathered:
-        """Return the place for the results of a call that has not begun."""
+    def of(cls, call: WatchedCall) -> OutputCollector:
+        """Return the buffer for a call that has not run."""
         return cls(
             call.rows,
             call.pad_value,
@@ -846,9 +822,7 @@ class Gathered:
         )
 
     def add(self, part: Any, rows: int) -> str | None:
-        """Put the result of the next ``rows`` rows into its place; return why that cannot be done,
-        None where it was.
-        """
+        """Add the result of the next ``rows`` rows; return why that is impossible, None if not."""
         if self._weigh is not None:
             part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
             self._place = self._place or Fields(
@@ -862,35 +836,33 @@ class Gathered:
         return problem
 
     def take(self, call: WatchedCall, part: Any, rows: int) -> str | None:
-        """Put what the next rows of a call gave into its place, with what it leaves out of it or
-        puts before it; as ``add``.
-        """
+        """Add a call's result for the next rows, as its variant completes it; see ``add``."""
         return self.add(call.completed(part, self.done, self.done + rows), rows)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the results on a device; 0 where they are on the host, or there are none."""
+        """The device bytes of the results; 0 if they are on the host, or there are none."""
         if self._place is None or self.is_parked:
             return 0
         return self._place.device_bytes
 
     def park(self) -> None:
-        """Move the results to the host, and keep there what is still to come."""
+        """Move the results to the host, and later ones too."""
         self.is_parked = True
         if self._place is not None:
             self._place.park()
 
     def result(self) -> Any:
-        """Return all rows in order; may run out of memory where they waited on the host."""
-        assert self._place is not None  # noqa: S101 - a call that was split has parts
+        """Return all rows in order; this may run out of memory if they waited on the host."""
+        assert self._place is not None  # noqa: S101 - a split call has parts
         return self._place.result()
 
     def result_of(self, call: WatchedCall) -> Any:
-        """Return all rows as the whole call would have given them; may run out of memory too."""
+        """Return all rows as the whole call would return them; this may run out of memory too."""
         return call.finished(self.result(), place_result)
 
     def finished(self) -> Any:
-        """Return the rows that are done, in order; None before the first."""
+        """Return the finished rows in order; None before the first."""
         if self._place is None:
             return None
         return self._place.finished()

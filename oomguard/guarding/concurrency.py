@@ -1,9 +1,8 @@
-"""Guarded ``generate`` calls of other threads on one device: a call that runs out of memory beside
-them waits, and goes on alone.
+"""Let a call that runs out of memory wait for other threads' calls, then run alone.
 
-Each would else take its size from what the others happen to leave, and the one that is split first
-would starve. A thread that waits for another in its own way is not held up for good: every wait has
-an end, behind which all is as if nobody had waited.
+Otherwise each call would take its size from what the others happen to leave, and the first one to
+be split would starve. Every wait has a limit, so threads that wait for each other are not blocked
+forever. After the limit a call runs as without this module.
 """
 
 from __future__ import annotations
@@ -15,22 +14,21 @@ import time
 from typing import Any, Final
 
 from oomguard.core.log import get_logger
-from oomguard.guarding.failure import clear, scan_error
+from oomguard.guarding.failure import clear, is_memory_failure, scan_error
 from oomguard.probe import torch_memory
-from oomguard.scan.exceptions import may_be_oom
 
 _MOST_WAIT_S: Final = 60.0
 
 _changed = threading.Condition()
-# The model of the guarded call that each thread is in.
+# The model of each thread's guarded call.
 _running: Final[dict[int, Any]] = {}
-# The calls that go on alone, by thread: on which devices, and until when others wait for them.
+# The calls that run alone, by thread: their devices, and until when others wait for them.
 _alone: Final[dict[int, tuple[frozenset[str], float]]] = {}
 
 
 def _renew() -> None:
-    """In a fork of this process no other thread goes on."""
-    global _changed  # noqa: PLW0603 - of this process
+    """Clear the state in a fork of this process, where no other thread runs."""
+    global _changed  # noqa: PLW0603 - one for this process
     _changed = threading.Condition()
     _running.clear()
     _alone.clear()
@@ -40,9 +38,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def begin(model: Any) -> None:
-    """Note that this thread begins a call; wait first while another thread's goes on alone on the
-    same device.
-    """
+    """Register a call of this thread, after those that run alone on its device."""
     if _alone:
         devices = _devices_of(model)
         with _changed:
@@ -51,7 +47,7 @@ def begin(model: Any) -> None:
 
 
 def end() -> None:
-    """Note that this thread's call has ended."""
+    """Unregister this thread's call."""
     _running.pop(threading.get_ident(), None)
     if _alone:
         with _changed:
@@ -59,20 +55,20 @@ def end() -> None:
 
 
 def have_ended(error: BaseException, model: Any) -> bool:
-    """Wait, once, for the calls beside one that failed for memory, and return whether there were
-    any: it is then to be made again.
+    """Wait once for the other calls after an out-of-memory; return whether there were any.
 
-    Until ``leave`` others that begin wait for it, a minute at most.
+    If there were, the failed call is to run again. Until ``leave``, other calls that begin wait for
+    it, for at most a minute.
 
     Args:
-        error: what the call failed of.
-        model: what it is made on.
+        error: the exception of the failed call.
+        model: its model.
     """
     me = threading.get_ident()
     if (
         me in _alone
         or not _running
-        or not may_be_oom(error)
+        or not is_memory_failure(error)
         or scan_error(error).first_cause is None
     ):
         return False
@@ -80,37 +76,33 @@ def have_ended(error: BaseException, model: Any) -> bool:
     with _changed:
         if not _others_run_on(devices) and not _others_are_alone_on(devices):
             return False
-    clear(error)  # what the failed call holds is missing to the others
+    clear(error)  # the other calls need the memory of this one
     torch_memory.release()
     with _changed:
-        _running.pop(me, None)  # who failed beside this one does not wait for it
+        _running.pop(me, None)  # other failed calls do not wait for this one
         _changed.notify_all()
         _wait_until_free(devices)
         _alone[me] = devices, time.monotonic() + _MOST_WAIT_S
         _changed.wait_for(lambda: not _others_run_on(devices), _MOST_WAIT_S)
-    get_logger().warning("out of memory beside calls of other threads: once more, alone")
+    get_logger().warning("out of memory while other threads used the GPU; retrying this call alone")
     return True
 
 
 def leave() -> None:
-    """Let the others go on."""
+    """Let other threads' calls run again."""
     if _alone.pop(threading.get_ident(), None) is not None:
         with _changed:
             _changed.notify_all()
 
 
 def _wait_until_free(devices: frozenset[str]) -> None:
-    """Wait while another call goes on alone on one of the devices, no longer than it may keep
-    others waiting.
-    """
+    """Wait while another call runs alone on one of the devices, up to the limit."""
     while (until_s := _others_are_alone_on(devices)) and (left_s := until_s - time.monotonic()) > 0:
         _changed.wait(left_s)
 
 
 def _others_are_alone_on(devices: frozenset[str]) -> float:
-    """Return until when other threads' calls go on alone on one of the devices; 0 where
-    none does.
-    """
+    """Return until when another thread's call runs alone on one of the devices; 0: none does."""
     me = threading.get_ident()
     return max(
         (until for thread, (on, until) in list(_alone.items()) if thread != me and on & devices),
@@ -126,7 +118,7 @@ def _others_run_on(devices: frozenset[str]) -> bool:
 
 
 def _devices_of(model: Any) -> frozenset[str]:
-    """Return the devices of a model's parameters; none where nothing tells."""
+    """Return the devices of a model's parameters; empty if they are unknown."""
     with contextlib.suppress(Exception):
         return frozenset(str(parameter.device) for parameter in model.parameters())
     return frozenset()

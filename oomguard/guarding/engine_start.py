@@ -1,13 +1,11 @@
-"""A start of an engine under a guard: it is made, and made again with the least that fits where it
-fails for memory.
-"""
+"""Start an engine under a guard, again with the least change if memory runs out."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oomguard.core.facts import Fact, FactValue, is_of_type
 from oomguard.core.incident import (
@@ -22,44 +20,49 @@ from oomguard.core.incident import (
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import disabled
 from oomguard.core.settings import SETTING_FACTS
-from oomguard.diagnosis.diagnose import default_rules
-from oomguard.engines.start_attempt import EndedStart, MadeAgain, ReadStart, WatchedStart
-from oomguard.guarding.failure import clear, in_phase
+from oomguard.guarding.failure import clear, in_phase, is_memory_failure
 from oomguard.guarding.intercept import entered, inside_call
-from oomguard.guarding.observers import Owner
-from oomguard.probe.nvml import Device
-from oomguard.retry import memory_wait
-from oomguard.retry.ledger import Ledger
-from oomguard.scan.exceptions import exception_lines, may_be_oom
-from oomguard.scan.scan import scan
-from oomguard.scan.source import Line
+from oomguard.guarding.observers import GuardEvents
 
-# Why a start inside the process failed: the words with which its processes ended decide, not all
-# that mentions memory.
+if TYPE_CHECKING:
+    from oomguard.engines.start_attempt import ReadStart, RestartedEngine, StartResult, WatchedStart
+    from oomguard.probe.nvml import Device
+    from oomguard.scan.source import Line
+
+# This module loads with the first guarded call, and the modules that diagnose with the first start.
+
+# The words with which a start's processes ended decide, not everything that mentions memory.
 
 _DEAD = "engine_dead"
 
 
-def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInForce]) -> Diagnosis:
-    """Return what a failed start died of, not yet explained; no incidents where it was not of
-    memory, or of a death untold.
+def scan_start(
+    ended: StartResult, source: str, settings: Mapping[str, SettingInForce]
+) -> Diagnosis:
+    """Return the memory failures of a failed start, not yet explained; none for other failures.
+
+    An unexplained death of the engine core counts too.
 
     Args:
         ended: the attempt.
-        source: what the diagnosis is called.
-        settings: those in force.
+        source: the name of the diagnosis.
+        settings: the effective settings.
     """
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.exceptions import exception_lines
+    from oomguard.scan.scan import scan
+
     error = ended.error
-    if error is None or not may_be_oom(error):
+    if error is None or not is_memory_failure(error):
         return Diagnosis(source)
     own = _incidents(exception_lines(error))
     if not own:
-        return Diagnosis(source)  # the starting process failed by itself, of something else
+        return Diagnosis(source)  # the starting process itself failed for another reason
     ends = own
     if all(incident.kind == _DEAD for incident in own):
         words = _incidents(ended.last_words)
         if ended.last_words and not words:
-            return Diagnosis(source)  # the process that died printed why, and it was not memory
+            return Diagnosis(source)  # the dead process printed a reason other than memory
         ends = words or own
     whole = scan(ended.lines, default_rules(), source, given=settings)
     if any("engine_error" in incident.facts for incident in ends) and all(
@@ -68,17 +71,19 @@ def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInF
         return replace(whole, incidents=tuple(i for i in whole.incidents if i.kind == _DEAD))
     causes = {(i.kind, i.message) for i in ends if i.kind != _DEAD}
     if causes:
-        told = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)
-        return replace(whole, incidents=told or whole.incidents)
+        named = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)
+        return replace(whole, incidents=named or whole.incidents)
     return _of_the_silent(ended, whole, settings)
 
 
 def _of_the_silent(
-    ended: EndedStart, whole: Diagnosis, settings: Mapping[str, SettingInForce]
+    ended: StartResult, whole: Diagnosis, settings: Mapping[str, SettingInForce]
 ) -> Diagnosis:
-    """Return what a process died of that told nothing: what it printed, and the kernel's count of
-    kills.
-    """
+    """Diagnose a process that died silently, from its output and the cgroup's OOM kills."""
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.scan import scan
+    from oomguard.scan.source import Line
+
     printed = (Line(number, 0, text) for number, text in enumerate(ended.printed.splitlines(), 1))
     found = scan(printed, default_rules(), whole.source, given=settings)
     incidents = tuple(i for i in found.incidents if i.kind != _DEAD)
@@ -90,17 +95,20 @@ def _of_the_silent(
 
 def _killed() -> Incident:
     text = (
-        "the kernel ended a process of the engine for memory: its cgroup counts one oom_kill more "
-        "than before the start"
+        "the kernel killed a process of the engine because memory ran out: its cgroup counts one "
+        "more oom_kill than before the start"
     )
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))
 
 
 def _incidents(lines: Iterable[Line]) -> tuple[Incident, ...]:
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.scan import scan
+
     return scan(lines, default_rules()).incidents
 
 
-# Deaths in a row between which nothing came: the third one finds the request, and more are a loop.
+# Deaths in a row without any output between them: the third finds the request, more are a loop.
 _MOST_DEATHS = 5
 _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
 
@@ -112,9 +120,7 @@ def started(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Make a watched start: as it is, unless a guard is in force and no watched call or start is
-    around it.
-    """
+    """Run a watched start; without a guard, or inside another watched call, run it unchanged."""
     guards = entered.get()
     if not guards or inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
@@ -133,26 +139,24 @@ def started(
             raise error
         return result
     finally:
-        # a frame that names its own exception is a cycle, and the exception holds the frames below
+        # A local that names its own exception is a cycle, which would keep the frames below alive.
         del error
 
 
 def _run_of(
-    owner: Owner,
+    owner: GuardEvents,
     read: ReadStart,
     wrapped: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> StartRun | None:
-    """Return the run of a start; None where its call cannot be read: then it is made as if there
-    were no guard.
-    """
+    """Return the run of a start; None if its arguments cannot be read."""
     try:
         return StartRun(
             owner, read(wrapped, args, kwargs), getattr(wrapped, "__qualname__", "start")
         )
     except Exception as error:  # noqa: BLE001
-        # whatever is odd about the call is the engine's to refuse
+        # The engine itself rejects odd arguments.
         get_logger().debug("a start is not watched", reason=f"{type(error).__name__}: {error}")
         return None
 
@@ -161,12 +165,14 @@ class StartRun:
     """One start under a guard.
 
     Args:
-        owner: the guard in force, which is told of each attempt, incident and patch.
-        start: the start, as the program makes it.
-        source: what its diagnosis is called.
+        owner: the guard, which records each attempt, incident and patch.
+        start: the start with the program's arguments.
+        source: the name of the diagnosis.
     """
 
-    def __init__(self, owner: Owner, start: WatchedStart, source: str) -> None:
+    def __init__(self, owner: GuardEvents, start: WatchedStart, source: str) -> None:
+        from oomguard.retry.ledger import Ledger
+
         self._owner = owner
         self._start = start
         self._source = source
@@ -177,9 +183,7 @@ class StartRun:
         self._devices: Mapping[int, Device] = {}
 
     def run(self) -> tuple[Any, Exception | None]:
-        """Return the engine and None, or None and the exception to raise: the first one, with all
-        that came of it in its notes.
-        """
+        """Return the engine and None, or None and the first exception, with its notes."""
         ledger = self._ledger
         for _ in ledger.rounds():
             if ledger.patches:
@@ -199,17 +203,13 @@ class StartRun:
         return None, self._first_error
 
     def attend(self, engine: Any) -> None:
-        """Stay with the engine that was made: where it dies at work it is made again, as far as the
-        guard permits.
-        """
-        self._first_error = self._incident = None  # their frames hold what failed
+        """Watch a started engine, and restart it after its death if the guard permits it."""
+        self._first_error = self._incident = None  # their frames hold the failed engine
         with _keeping_quiet("attending the engine"):
             self._start.attend(engine, self._made_again)
 
-    def _made_again(self, ended: EndedStart, progressed: bool) -> MadeAgain | None:
-        """Make an engine again that died at work: with the least that fits where that was for
-        memory, else as it was.
-        """
+    def _made_again(self, ended: StartResult, progressed: bool) -> RestartedEngine | None:
+        """Restart a dead engine: with the least change after an OOM, otherwise unchanged."""
         if progressed:
             self._deaths = 1
         else:
@@ -224,20 +224,21 @@ class StartRun:
         self._clean_up()
         self._first_error = ended.error
         self._incident = incident
-        token = inside_call.set(
-            True
-        )  # what starts the engine is watched too, and another guard may be in force
+        # Calls inside the start are not watched, and another guard may be active.
+        token = inside_call.set(True)
         try:
             engine, error = self.run()
         finally:
             inside_call.reset(token)
         self._first_error = self._incident = None
         if error is None:
-            return MadeAgain(engine, alone=alone, of_memory=of_memory)
+            from oomguard.engines.start_attempt import RestartedEngine
+
+            return RestartedEngine(engine, alone=alone, of_memory=of_memory)
         return None
 
-    def _died(self, ended: EndedStart, ran: Attempt) -> Incident | None:
-        """Record a death at work, and choose what the engine is made again with."""
+    def _died(self, ended: StartResult, ran: Attempt) -> Incident | None:
+        """Record a death, and choose the changes for the restart."""
         diagnosis = Diagnosis(self._source)
         with _keeping_quiet("the diagnosis"):
             diagnosis = self._diagnose(ended)
@@ -259,23 +260,27 @@ class StartRun:
                 self._annotate(error, incident)
         self._owner.ended(tuple(self._ledger.attempts), None)
 
-    def _succeeded(self, ended: EndedStart) -> None:
+    def _succeeded(self, ended: StartResult) -> None:
         measured: dict[str, float] = {}
         with _keeping_quiet("what the start measured"):
             if self._ledger.attempts:
                 measured = self._measured(ended)
             else:
                 measured = {}
-        is_told = self._start.tells_success or bool(self._ledger.attempts)
+        is_told = self._start.reports_success or bool(self._ledger.attempts)
         attempt = self._ledger.end(measured=measured)
         if is_told:
             self._owner.record(attempt)
-        self._devices = {}  # what is free before a later death is another matter
+        self._devices = {}  # the free memory before a later death will be different
 
-    def _attempt(self) -> EndedStart:
-        """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as
-        an exception.
+    def _attempt(self) -> StartResult:
+        """Make one attempt.
+
+        A change that cannot be made ends the run as a failed attempt, not as an exception.
         """
+        from oomguard.engines.start_attempt import StartResult
+        from oomguard.retry import memory_wait
+
         with _keeping_quiet("reading the devices"):
             self._devices = self._devices or memory_wait.devices_by_index()
         try:
@@ -283,12 +288,10 @@ class StartRun:
         except (TypeError, ValueError) as problem:
             if not self._ledger.settings:
                 raise
-            return EndedStart(error=problem)
+            return StartResult(error=problem)
 
-    def _failed(self, error: Exception, ended: EndedStart) -> None:
-        """Record a failed attempt, choose what the next one changes, and remove what
-        this one left.
-        """
+    def _failed(self, error: Exception, ended: StartResult) -> None:
+        """Record a failed attempt, choose the next changes, and clean up."""
         diagnosis = Diagnosis(self._source)
         if not ended.is_ended:
             with _keeping_quiet("the diagnosis"):
@@ -297,17 +300,16 @@ class StartRun:
         attempt = self._ledger.end(incident, error=type(error).__name__)
         self._owner.record(attempt)
         if incident is None:
-            # A later attempt that fails of something else does not hide the failure that led to it.
+            # A later failure for another reason must not hide the failure that led to it.
             is_first = self._first_error is None
             self._first_error = self._first_error or error
-            _mark_explained(
-                error
-            )  # nobody else has to guess: what its processes said is known here
+            # The processes' output has been read, so no outer guard needs to guess.
+            _mark_explained(error)
             if ended.not_again is not None:
                 error.add_note(f"oomguard: {ended.not_again}")
             if not is_first and not ended.is_ended:
                 get_logger().warning(
-                    "the changed start failed of something else",
+                    "the changed start failed for another reason",
                     error=f"{type(error).__name__}: {error}",
                 )
                 self._clean_up()
@@ -323,13 +325,15 @@ class StartRun:
         if self._ledger.pending:
             clear(error)  # its frames hold the failed engine
         if incident.is_oom:
-            with _keeping_quiet("looking for engines that were left"):
+            with _keeping_quiet("looking for left-over engines"):
                 _name_orphans()
         self._clean_up()
 
     def _clean_up(self) -> None:
+        from oomguard.retry import memory_wait
+
         with _keeping_quiet("cleaning up"):
-            self._start.leave_nothing()
+            self._start.clean_up()
             if self._ledger.pending and (
                 held := memory_wait.wait_until_free(self._devices, self._stops)
             ):
@@ -338,8 +342,8 @@ class StartRun:
     def _stops(self) -> bool:
         return disabled() or self._start.is_given_up()
 
-    def _diagnose(self, ended: EndedStart) -> Diagnosis:
-        """Explain a failed attempt; a diagnosis without incidents where it was not of memory."""
+    def _diagnose(self, ended: StartResult) -> Diagnosis:
+        """Diagnose a failed attempt; without incidents if it did not run out of memory."""
         from oomguard.diagnosis.diagnose import default_rules
 
         scanned = scan_start(ended, self._source, self._in_force())
@@ -356,9 +360,7 @@ class StartRun:
         )
 
     def _in_force(self) -> dict[str, SettingInForce]:
-        """Return what the program gave and what was changed; whose choice a setting was stays as
-        the program has it.
-        """
+        """Return the effective settings: the program's, and those that oomguard changed."""
         given = self._start.settings_in_force()
         changed = {
             name: _changed(name, value, given) for name, value in self._ledger.settings.items()
@@ -366,9 +368,7 @@ class StartRun:
         return {**given, **changed}
 
     def _as_it_ran(self, incident: Incident) -> Incident:
-        """Return the incident with changed values in the place of those that the program's
-        arguments still print.
-        """
+        """Return the incident with changed values instead of those in the program's arguments."""
         facts = dict(incident.facts)
         for name, value in self._ledger.settings.items():
             fact = SETTING_FACTS.get(name, "")
@@ -378,10 +378,8 @@ class StartRun:
             return replace(incident, facts=facts)
         return incident
 
-    def _measured(self, ended: EndedStart) -> dict[str, float]:
-        """Return the figures that the engine printed, of those that were predicted and of its KV
-        cache.
-        """
+    def _measured(self, ended: StartResult) -> dict[str, float]:
+        """Return the printed figures that were predicted, and those of the KV cache."""
         from oomguard.diagnosis.diagnose import default_rules
         from oomguard.scan.scan import Scanner
 
@@ -415,16 +413,17 @@ class StartRun:
 
 @contextlib.contextmanager
 def _keeping_quiet(what: str) -> Iterator[None]:
-    """Log what goes wrong with us: the program gets its engine, or the engine's own exception."""
+    """Log an error of oomguard itself; the program still gets its engine or the engine's error."""
     try:
         yield
-    except Exception as problem:  # noqa: BLE001 - whatever it is, it is ours
+    except Exception as problem:  # noqa: BLE001 - an error of oomguard itself
         get_logger().error(f"{what} failed", reason=f"{type(problem).__name__}: {problem}")
 
 
 def _name_orphans() -> None:
-    """Name engines that outlived their program, a notebook that crashed: they hold memory, and are
-    ended only by who owns them.
+    """Warn about engines that outlived their program, such as a crashed notebook.
+
+    They hold memory, and only their owner may end them.
     """
     from oomguard.probe.device_checks import left_over_checks
 
@@ -434,7 +433,7 @@ def _name_orphans() -> None:
 
 
 def _mark_explained(error: Exception) -> None:
-    """Mark an exception as explained: the guard around adds no diagnosis of its own."""
+    """Mark an exception as explained, so that an outer guard adds no diagnosis."""
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]
 
@@ -444,7 +443,7 @@ def _changed(name: str, value: FactValue, given: dict[str, SettingInForce]) -> S
 
 
 def _told(incident: Incident) -> dict[str, Any]:
-    """Return what the log says of a failure."""
+    """Return a failure's fields for the log."""
     if incident.causes:
         cause = incident.causes[0].id
     else:

@@ -1,7 +1,6 @@
-"""A failure inside the process: what its exception says, what it held, and the note it leaves with.
+"""Read a failure inside this process: its exception, what its frames hold, and its notes.
 
-What explains a failure is imported with the first one: a program that sees none does not wait for
-it.
+The modules that explain a failure load with the first one, so that other programs need not wait.
 """
 
 from __future__ import annotations
@@ -20,24 +19,19 @@ from typing import TYPE_CHECKING, Any
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Attempt, Diagnosis, Incident, SettingInForce
-from oomguard.engines.protocol import WatchedCall
 from oomguard.probe import torch_memory
-from oomguard.probe.snapshot_recorder import SnapshotRecorder
-from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 if TYPE_CHECKING:
+    from oomguard.engines.protocol import WatchedCall
+    from oomguard.probe.snapshot_recorder import SnapshotRecorder
     from oomguard.remedy.failed_call import CallModel
 
 
-# The memory snapshot that a guard or a loop of attempts is asked for: where it goes, and for which
-# failure it is taken.
-
-
 def snapshot_path(given: str | Path | None) -> Path | None:
-    """Return where the snapshot goes, None where none is asked for.
+    """Return the absolute path of the snapshot; None if none is requested.
 
     Raises:
-        SettingError: a folder, a file in none, and what is no path.
+        SettingError: it is a folder, its folder does not exist, or it is not a path.
     """
     if given is None:
         return None
@@ -47,47 +41,47 @@ def snapshot_path(given: str | Path | None) -> Path | None:
         path = None
     if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
         if path is None:
-            what = "is no path"
+            what = "is not a path"
         elif path.is_dir():
             what = "is a folder"
         else:
-            what = "its folder is not there"
+            what = "its folder does not exist"
         raise SettingError(
             f"snapshot={(given if path is None else str(given))!r}: {what}",
-            hint="name a file in a folder that exists: snapshot.pickle",
+            hint="Name a file in a folder that exists: snapshot.pickle",
         )
     return path
 
 
 def take_at(error: BaseException, recording: SnapshotRecorder | None) -> None:
-    """Take the snapshot where torch's allocator refused something and did not call for
-    one itself.
-    """
-    if recording is not None and any(
-        type(link).__name__ == "OutOfMemoryError" for link in chain(error)
-    ):
+    """Take the snapshot if torch's allocator refused an allocation, and took none itself."""
+    if recording is None:
+        return
+    from oomguard.scan.exceptions import chain
+
+    if any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
         recording.take()
 
 
-# What the frames of a failure hold, looked at without making any of it live longer.
+# Frames are read without keeping anything in them alive.
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
     """Yield the frames of an exception and its chain, outermost first."""
+    from oomguard.scan.exceptions import chain
+
     for link in chain(error):
         for frame, _ in traceback.walk_tb(link.__traceback__):
             yield frame
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return a copy of a frame's locals; those of a module's own code are its globals, which stay
-    as they are.
-    """
+    """Return a copy of a frame's locals; for a module's own code these are its globals."""
     seen = frame.f_locals
     copy = dict(seen)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         with contextlib.suppress(Exception):
-            # before Python 3.13 a function's frame keeps this copy of its locals, tensors too
+            # Before Python 3.13, a function's frame keeps this copy alive, with its tensors.
             seen.clear()
     return copy
 
@@ -97,18 +91,25 @@ def module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
+def is_memory_failure(error: BaseException) -> bool:
+    """Return whether an exception's type may mean that memory ran out."""
+    from oomguard.scan.exceptions import may_be_oom
+
+    return may_be_oom(error)
+
+
 def run_guarded(
     function: Callable[..., Any], args: Any, kwargs: Any
 ) -> tuple[Any, BaseException | None]:
-    """Return the function's result and None, or None and its exception with a traceback that starts
-    at its own frames.
+    """Return the function's result and None, or None and its exception.
+
+    The exception's traceback starts at the function's own frames.
     """
     try:
         return function(*args, **kwargs), None
     except Exception as error:  # noqa: BLE001
-        # judged by the caller, and raised again unless it is remedied
-        # No local holds the traceback: it would hold this frame, a cycle that keeps the inputs
-        # until a collection.
+        # The caller judges it. No local holds the traceback, because that would be a cycle with
+        # this frame, which would keep the inputs until a garbage collection.
         return None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
@@ -118,11 +119,12 @@ def scan_error(
     *,
     unrecognized: bool = False,
 ) -> Diagnosis:
-    """Return what an exception's messages say, not yet explained; no incidents where its type
-    cannot be a memory failure.
+    """Return the failures in an exception's messages; none if its type is not a memory failure.
 
-    With ``unrecognized`` words count that no signature has: enough to tell, too little to act on.
+    ``unrecognized``: general words count too, which is enough for a report but not for a change.
     """
+    from oomguard.scan.exceptions import exception_lines, may_be_oom
+
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     from oomguard.diagnosis.diagnose import default_rules
@@ -134,10 +136,9 @@ def scan_error(
 
 
 def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
-    """Return what a guarded call's exception says, in the phase that its guard knows: names of
-    files and functions tell less.
+    """Return a diagnosis in the phase that the guard knows; that is better than function names.
 
-    Where it knows none, the frames count, but not those of training: what trains is known.
+    Without a known phase the frames decide, except for training, which is detected elsewhere.
     """
     incidents = tuple(
         replace(
@@ -149,7 +150,7 @@ def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
 
 
 def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
-    """Return what rules and reports may know of a guarded call that failed."""
+    """Return the facts of a failed call for rules and reports."""
     values = {
         "batch_size": model.rows,
         "rows_run_apart": model.not_splittable is None and model.rows > 1,
@@ -164,9 +165,7 @@ def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
 
 
 def _held_before(model: Any, base_bytes: int | None) -> int | None:
-    """Return the bytes that were alive before a call besides its model's; None if there is no
-    model, or nothing counts them.
-    """
+    """Return the bytes allocated before a call besides its model; None if they are unknown."""
     if base_bytes is None or not hasattr(model, "parameters"):
         return None
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -175,10 +174,9 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:
-    """Return the bytes that one row held when the call failed, by the live bytes in the message;
-    None where it has none.
+    """Return the bytes per row when the call failed, from the message; None if it has none.
 
-    The row would have gone on to more. ``base_bytes`` are those alive before the call.
+    The row would have needed more. ``base_bytes`` were allocated before the call; None: unknown.
     """
     tried = failure.number("tried_bytes")
     live = failure.number("allocated_bytes") or failure.number("process_in_use_bytes")
@@ -188,11 +186,12 @@ def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -
 
 
 def clear(error: BaseException, *, is_raised: bool = True) -> None:
-    """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed
-    call's tensors.
+    """Clear the locals of a failure's frames, which hold the failed call's tensors.
 
-    One that is not to be raised loses the frames too.
+    An exception that is not raised (``is_raised``) loses its frames too.
     """
+    from oomguard.scan.exceptions import chain
+
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
         for frame, _ in traceback.walk_tb(link.__traceback__):
@@ -203,39 +202,39 @@ def clear(error: BaseException, *, is_raised: bool = True) -> None:
 
 
 def forget(error: BaseException | None) -> None:
-    """Drop the frames of a failure that nobody will see: their callers hold it, a cycle that keeps
-    the inputs until a collection.
-    """
-    for link in () if error is None else chain(error):
+    """Drop the frames of a failure that is not raised; a cycle with them would keep the inputs."""
+    if error is None:
+        return
+    from oomguard.scan.exceptions import chain
+
+    for link in chain(error):
         link.__traceback__ = None
 
 
 def let_go(error: BaseException) -> None:
-    """Drop the locals of the frames that called those of a failure, as far as they have ended: one
-    of them may hold the failure.
-    """
+    """Clear the frames that called those of a failure, if they have ended; one may hold it."""
+    from oomguard.scan.exceptions import chain
+
     for link in chain(error):
         frame = link.__traceback__ and link.__traceback__.tb_frame.f_back
-        with contextlib.suppress(RuntimeError):  # this one, and those around it, still run
+        with contextlib.suppress(RuntimeError):  # this frame, and those around it, still run
             while frame is not None:
                 frame.clear()
                 frame = frame.f_back
 
 
 def _empty_closure(frame: FrameType) -> None:
-    """Drop what the call of a module with hooks holds: its arguments are in a closure of its own,
-    which outlives its frame's locals.
-    """
+    """Clear the closure of a module call with hooks, which holds the call's arguments."""
     for function in gc.get_referents(frame):
         if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
             for cell in function.__closure__ or ():
-                with contextlib.suppress(ValueError):  # it is empty already
+                with contextlib.suppress(ValueError):  # the cell is already empty
                     if isinstance(cell.cell_contents, (dict, tuple)):
                         del cell.cell_contents
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a note to an exception, where it takes one."""
+    """Add a note to an exception, if its type accepts notes."""
     with contextlib.suppress(AttributeError, TypeError):
         error.add_note(text)
 
@@ -247,16 +246,16 @@ def annotate(
     *,
     why_whole: str | None = None,
 ) -> None:
-    """Add the diagnosis to an exception's notes, and mark it as explained.
+    """Add the diagnosis to an exception's notes, and mark the exception as explained.
 
-    If a guard inside has explained it, that note stays, because that guard knew the call that
-    failed. Only the attempts made here are added.
+    If an inner guard has explained it, that note stays, because that guard knew the failed call.
+    Only the attempts made here are added.
 
     Args:
         error: the exception that leaves the guard.
         incident: the failure with its causes and actions.
         attempts: the attempts made here.
-        why_whole: why the call was not run in parts, and what to write instead.
+        why_whole: why the call was not split, and what to write instead; None: no reason.
     """
     from oomguard.report.note import note_in_guard, tried
 

@@ -1,4 +1,4 @@
-"""A plain function that works on rows: called on a part of the arguments that the user names."""
+"""Split a call of the user's function along the arguments that the user names."""
 
 from __future__ import annotations
 
@@ -25,21 +25,17 @@ from oomguard.guarding.rows import (
 )
 from oomguard.probe import torch_memory
 
-# The containers that a function is handed: what it does to those of its parts is done to the
-# caller's, as one call would have.
-#
-# A dict to which a function adds a column, a list whose entries it replaces. The call that failed
-# may have begun with it: what it did is taken back before a part is cut.
+# A function may change the containers that it gets: add a column to a dict, replace list entries.
+# Such changes of the parts are applied to the caller's containers. The failed call may have begun
+# with them, so its changes are undone before a part is cut.
 
-# Stands for all entries of a list.
+# The key for all entries of a list.
 _ENTRIES: Final = object()
 _MISSING: Final = object()
 
 
-class AsHandedIn:
-    """What the arguments of a call held before it: the entries of dicts and lists, and how often
-    tensors had been written to.
-    """
+class OriginalInputs:
+    """The contents of a call's arguments before it: container entries and tensor versions."""
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
         given = (*args, *(kwargs or {}).values())
@@ -54,16 +50,14 @@ class AsHandedIn:
         ]
 
     def put_back(self, values: Iterable[Any]) -> None:
-        """Have the containers among these hold what they held."""
+        """Restore the contents of those values that are containers."""
         named = {id(value) for value in values}
         for container, held in self._held:
             if id(container) in named and not _is_same(_held(container), held):
                 _fill(container, held)
 
     def why_changed(self, arguments: Mapping[str, Any], names: Sequence[str]) -> str | None:
-        """Return the argument that the call has changed and that no part could find as it was; None
-        where there is none.
-        """
+        """Return a changed argument that cannot be restored for a part; None without one."""
         for name, value in arguments.items():
             if name in names and is_columns(value):
                 columns = value.values()
@@ -82,17 +76,16 @@ class AsHandedIn:
 
 
 @dataclass(slots=True)
-class Filled:
-    """What the parts of one call do to the containers that they are handed.
+class InputWriteback:
+    """The changes that parts make to the containers that they get.
 
     Attributes:
-        total: rows of the whole call.
-        parts: the container that the part at hand was given, and what it held, by argument.
-        columns: where the values go that parts put into theirs, by argument and column.
-        removed: the columns that they took out.
-        returned: the argument that each part has returned itself; "" where none did, None before
-            the first.
-        done: the rows whose changes are noted.
+        total: the rows of the whole call.
+        parts: the present part's containers and their contents, by argument.
+        columns: the buffers for the parts' new values, by argument and column.
+        removed: the columns that the parts removed.
+        returned: the argument that each part returned; "" if none did, None before the first.
+        done: the rows whose changes are recorded.
     """
 
     total: int
@@ -104,7 +97,7 @@ class Filled:
     done: int = 0
 
     def begin(self, start: int, given: Mapping[str, Any]) -> None:
-        """Note what a part that begins with row ``start`` is given."""
+        """Record what a part beginning with row ``start`` gets."""
         if start == 0:
             self.columns = {}
             self.removed = set()
@@ -114,12 +107,13 @@ class Filled:
         self.parts = {name: (value, _held(value)) for name, value in given.items()}
 
     def note(self, result: Any, rows: int) -> str | None:
-        """Note what a part did to what it was given; return why that cannot be done to the
-        caller's, None where it can.
+        """Record a part's changes; return why they cannot be applied to the caller's containers.
+
+        None if they can.
         """
         returned = next((name for name, (given, _) in self.parts.items() if result is given), "")
         if self.done > self.start:
-            return None  # its result had no room: it ran twice
+            return None  # the part ran twice, because its result did not fit
         first = self.returned is None
         if not first and returned != self.returned:
             return "it returns what it was handed for some rows and not for others"
@@ -135,8 +129,8 @@ class Filled:
                     isinstance(value, (list, tuple)) or can_be_joined(value)
                 ):
                     return (
-                        f"it changes the argument {name} in place, and {_told(key)} there has not "
-                        "one entry a row"
+                        f"it changes the argument {name} in place, and {_told(key)} in it does not "
+                        "have one entry per row"
                     )
                 if first:
                     if name == returned:
@@ -148,17 +142,16 @@ class Filled:
                 if place is not None and (why := place.add(value)) is not None:
                     return f"it changes {_told(key)} of the argument {name} in place: {why}"
         if not first and (changed != self.columns.keys() or removed != self.removed):
-            return (
-                "it changes other columns of its arguments in place for some rows than for others"
-            )
+            return "it changes different columns of its arguments in place for different rows"
         self.removed = removed
         self.returned = returned
         self.done = self.start + rows
         return None
 
     def done_to(self, arguments: Mapping[str, Any], result: Any) -> Any:
-        """Do to the caller's containers what was done to the parts'; return the result, one of them
-        where each part returned its own.
+        """Apply the parts' changes to the caller's containers, and return the result.
+
+        It is one of the containers if each part returned its own.
         """
         for (name, key), place in self.columns.items():
             if place is not None:
@@ -188,7 +181,7 @@ def _held(value: Any) -> Any:
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Return whether two containers hold the very same entries."""
+    """Return whether two containers have the identical entries."""
     if isinstance(now, dict):
         return list(now) == list(before) and all(now[key] is before[key] for key in now)
     return len(now) == len(before) and all(
@@ -205,7 +198,7 @@ def _fill(container: Any, held: Any) -> None:
 
 
 def _changes(given: Any, held: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what a function put into a container by its key, and what it took out with no value."""
+    """Yield the keys and values that a function added; a removed key has no value."""
     if isinstance(held, list):
         if not _is_same(given, held):
             yield _ENTRIES, given
@@ -226,15 +219,13 @@ def _put(container: Any, key: Any, value: Any) -> None:
     if key is _ENTRIES:
         container[:] = value
     elif library(container) == "pandas":
-        container[key] = value.array  # by its place: labels of rows may be there twice
+        container[key] = value.array  # by position, because row labels may repeat
     else:
         container[key] = value
 
 
 def _is_returned(value: Any) -> bool:
-    """Return whether the parts' own changes are in a caller's object: in what was put there, or in
-    the memory that a slice shares.
-    """
+    """Return whether a caller's object already has the parts' changes, as a shared slice does."""
     shares = hasattr(value, "untyped_storage") or (
         library(value) == "numpy" and hasattr(value, "setflags")
     )
@@ -248,33 +239,32 @@ def _told(key: Any) -> str:
 
 
 def _writes(tensor: Any) -> int:
-    """Return how often a tensor was written to; of one of inference mode nobody counts it."""
+    """Return how often a tensor was written to; inference tensors do not count it."""
     try:
         return int(tensor._version)
     except RuntimeError:
         return 0
 
 
-# How a method names the object it is called on, which holds no rows of the call.
+# The names of a method's object, which does not hold rows.
 _OWNERS: Final = frozenset({"self", "cls"})
 _SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One call of a function whose arguments ``names`` hold one entry per row, each in the same
-    order.
+    """A call of a function whose arguments ``names`` have one entry per row, in the same order.
 
-    ``handed_in`` is what its containers held before it, ``filled`` what its parts do to theirs;
-    ``records`` says of the first part's result whether it is a record of fields, which later ones
-    are then too; ``told`` that the user knows of random numbers in it.
+    ``handed_in`` has the containers' contents before the call, and ``filled`` the parts' changes.
+    ``records`` says whether the first part's result is a record, so later ones must be too.
+    ``is_warned`` says that the user was warned of random numbers.
     """
 
     bound: inspect.BoundArguments
     names: tuple[str, ...]
     rows: int
     reason: str | None
-    handed_in: AsHandedIn = field(default_factory=AsHandedIn)
+    handed_in: OriginalInputs = field(default_factory=OriginalInputs)
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -288,8 +278,8 @@ class RowsCall:
     several: Collection[int] = ()
     layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     records: list[bool] = field(default_factory=list)
-    told: list[bool] = field(default_factory=list)
-    filled: Filled = field(default_factory=lambda: Filled(0))
+    is_warned: list[bool] = field(default_factory=list)
+    filled: InputWriteback = field(default_factory=lambda: InputWriteback(0))
 
     @classmethod
     def of(
@@ -298,13 +288,11 @@ class RowsCall:
         names: Sequence[str],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        handed_in: AsHandedIn | None = None,
+        handed_in: OriginalInputs | None = None,
     ) -> RowsCall:
-        """Read a call; raises TypeError where the arguments do not fit the function, as calling it
-        would.
-        """
+        """Read a call. Raises TypeError if the arguments do not fit the function."""
         bound = inspect.signature(function).bind(*args, **kwargs)
-        handed_in = handed_in or AsHandedIn(args, kwargs)
+        handed_in = handed_in or OriginalInputs(args, kwargs)
         handed_in.put_back(
             bound.arguments.get(name) for name in names
         )  # the call that failed may have begun to fill them
@@ -322,11 +310,11 @@ class RowsCall:
             named = [f"{name} {size}" for name, size in list(sizes.items())[1:]]
             reason = f"the argument {names[0]} has {rows} entries, {', '.join(named)}"
         reason = reason or _beside(bound, names, rows)
-        return cls(bound, tuple(names), rows, reason, handed_in, filled=Filled(rows))
+        return cls(bound, tuple(names), rows, reason, handed_in, filled=InputWriteback(rows))
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart; None where they can."""
+        """Why the call cannot be split into rows; None if it can."""
         return self.reason or self.handed_in.why_changed(self.bound.arguments, self.names)
 
     @property
@@ -351,11 +339,9 @@ class RowsCall:
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Say once where the function draws random numbers: rows in parts draw others than they
-        would together.
-        """
+        """Warn once if the function draws random numbers, which differ between parts and whole."""
         del start, stop
-        if self.told:
+        if self.is_warned:
             before = None
         else:
             before = _generator_state()
@@ -363,21 +349,19 @@ class RowsCall:
         if before is not None and before != _generator_state():
             from oomguard.core.log import get_logger
 
-            self.told.append(True)
-            hint = "seed each row by itself"
+            self.is_warned.append(True)
+            hint = "seed each row separately"
             get_logger().warning(
-                "the function draws random numbers: other ones in parts than in one call", hint=hint
+                "the function draws random numbers, which differ when it runs in parts", hint=hint
             )
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
-        """Return why nothing of it is done another way."""
+        """Return why the call has no variants."""
         del changes, failed_in
         return "the function is your own"
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why the result of a part cannot be put together with others; None where it has one
-        entry for each row.
-        """
+        """Return why a part's result cannot be joined; None if it has one entry per row."""
         if not self.records:
             self.records.append(is_record(part, rows))
         return why_not_rows(part, rows, is_known_record=self.records[0]) or self.filled.note(
@@ -385,22 +369,18 @@ class RowsCall:
         )
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a result as it is: nothing was left out."""
+        """Return the result: no variant left anything out."""
         del start, stop
         return result
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result as it is put together: the caller's own container where the function
-        fills and returns the one it is handed.
-        """
+        """Return the joined result, or the caller's container if the function returns that."""
         del place
         return self.filled.done_to(self.bound.arguments, result)
 
 
 def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> str | None:
-    """Return why the arguments that are not named forbid a split; None where none of them can
-    belong to single rows.
-    """
+    """Return why the unnamed arguments forbid a split; None if none has one entry per row."""
     for name, value in _others(bound, names):
         if isinstance(value, Iterator):
             return f"the argument {name} is an iterator: what the first call took from it is gone"
@@ -411,18 +391,16 @@ def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> s
             if alone:
                 advice = f"batch=({together})"
             else:
-                advice = "each as an argument of its own"
+                advice = "each as a separate argument"
             return (
-                f"the argument {name} has {rows} entries too: name all that belongs to the rows, "
+                f"the argument {name} has {rows} entries too: name all arguments with rows, "
                 f"{advice}"
             )
     return None
 
 
 def _others(bound: inspect.BoundArguments, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments that are not named, those in ``*args``, ``**kwargs`` and mappings one by
-    one.
-    """
+    """Yield the unnamed arguments, also those in ``*args``, ``**kwargs`` and mappings."""
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if name in names or name in _OWNERS:
@@ -438,16 +416,14 @@ def _others(bound: inspect.BoundArguments, names: Sequence[str]) -> Iterator[tup
 
 
 def _with_entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value, and the values in it where it is a mapping: tensors by name, options."""
+    """Yield a value, and the values in it if it is a mapping (tensors by name, options)."""
     yield name, value
     if isinstance(value, Mapping):
         yield from ((f"{key} in {name}", entry) for key, entry in value.items())
 
 
 def _generator_state() -> bytes | None:
-    """Return where the CPU's generator stands, None where torch is not loaded; no tensor of it
-    takes the device's memory.
-    """
+    """Return the CPU generator's state, without device memory; None if torch is not loaded."""
     if (torch := sys.modules.get("torch")) is None:
         return None
     with torch_memory.on_host():

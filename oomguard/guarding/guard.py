@@ -1,8 +1,8 @@
-"""The guard: a decorator and a context manager that watch engine calls and remedy them one by one.
+"""Provide the guard: a decorator and context manager against running out of memory.
 
-A context variable holds the guard in force, so threads and tasks outside it see nothing, and guards
-nest: the innermost one's policy rules. What cannot be remedied is raised again as it was, with the
-diagnosis in its notes.
+A context variable holds the active guards, so other threads and tasks are not affected. Guards
+nest, and the innermost one's policy applies. If there is no remedy, the original exception is
+raised with the diagnosis in its notes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue
@@ -24,37 +35,35 @@ from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_plain_logger
 from oomguard.core.partial_results import Partial
 from oomguard.core.process_state import disabled
-from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
-from oomguard.guarding import observers as told
-from oomguard.guarding.batch_size_cache import KnownSizes
-from oomguard.guarding.failure import run_guarded, snapshot_path, take_at
-from oomguard.guarding.function_call import AsHandedIn, RowsCall
+from oomguard.guarding import observers
+from oomguard.guarding.batch_size_cache import BatchSizeCache
+from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
 from oomguard.guarding.intercept import entered, in_force, watch, watching
-from oomguard.guarding.micro_batch import in_parts
 from oomguard.guarding.observers import attempted
 from oomguard.guarding.wrap import enter_around, is_special
-from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.scan.exceptions import may_be_oom
-from oomguard.telemetry import guarded_calls
 
-# The guard as a decorator: of a function that calls engines, and of one that works on rows itself.
+if TYPE_CHECKING:
+    from oomguard.engines.protocol import SizeOfCall
+    from oomguard.guarding.function_call import OriginalInputs
+    from oomguard.probe.snapshot_recorder import SnapshotRecorder
 
-# The modules, not what is in them: a decorated function that is sent to another process (Ray's, by
-# cloudpickle) finds them there.
+# Decorated functions refer to modules instead of their contents, so that cloudpickle (Ray) finds
+# them in another process.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def decorate(made: Guard, function: F) -> F:
-    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no
-    function.
+    """Return the function under a guard with ``made``'s policy.
 
-    Of what is called elsewhere (Ray's remote functions, classes of actors) the code is guarded,
-    where it runs.
+    A remote function or an actor class (Ray) is guarded in the process that runs its code.
+
+    Raises:
+        UsageError: ``function`` is not a function.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return cast("F", type(function)(decorate(made, function.__func__)))
@@ -67,9 +76,9 @@ def decorate(made: Guard, function: F) -> F:
             what = f"the class {function.__name__}"
         else:
             what = repr(function)
-        hint = "guard a function or a method, or a block: with oomguard.guard(): ..."
+        hint = "guard a function, a method, or a block: with oomguard.guard(): ..."
         if isinstance(function, type) and "ray" in sys.modules:
-            hint += "; the guard of an actor's class stands above @ray.remote"
+            hint += "; for an actor class, put the guard above @ray.remote"
         raise UsageError(f"guard expects a function, not {what}", hint=hint)
     current = made.for_function()
     decorated = _around(current, function)
@@ -78,9 +87,7 @@ def decorate(made: Guard, function: F) -> F:
 
 
 def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
-    """Return the code of what is called elsewhere, guarded; a method without the arguments to split
-    is guarded as it is.
-    """
+    """Return a remote function's code, guarded; methods without batch arguments stay whole."""
     is_whole = is_method and (
         is_special(function) or not set(made.batch) <= set(inspect.signature(function).parameters)
     )
@@ -88,9 +95,7 @@ def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
 
 
 def _as_watched(function: F) -> F:
-    """Return an engine's method that was taken from its object before it was watched
-    (``guard(model.generate)``) as it is now.
-    """
+    """Return the watched form of an engine's method that was taken earlier."""
     if isinstance(function, functools.partial):
         inner = _as_watched(function.func)
         return cast("F", functools.partial(inner, *function.args, **function.keywords))
@@ -118,20 +123,18 @@ def _around(current: Guard, function: F) -> F:
         else:
             what = "async"
         hint = (
-            "without batch= the engine calls in it are split; or guard the plain function that it "
-            "calls, with batch="
+            "without batch=, oomguard splits the engine calls in it; or guard the plain function "
+            "that it calls, with batch="
         )
         raise SettingError(
-            f"{function.__qualname__} is {what} and cannot be split, as batch= splits plain "
+            f"{function.__qualname__} is {what} and cannot be split; batch= splits only plain "
             f"functions: {hint}"
         )
     return _splitting(current, function)
 
 
 def _guarding(current: Guard, function: F) -> F:
-    """Return the plain function with ``current`` in force while it runs; keep a call that succeeds
-    cheap.
-    """
+    """Return the plain function with ``current`` active while it runs; a success costs little."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -156,27 +159,27 @@ def _guarding(current: Guard, function: F) -> F:
 
 
 def _splitting(current: Guard, function: F) -> F:
-    """Return the plain function, run in parts by its arguments ``batch`` where a call of it runs
-    out of memory.
-    """
+    """Return the plain function, which runs in parts along ``batch`` after an out-of-memory."""
+
+    from oomguard.guarding.function_call import OriginalInputs
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if told.observing and told.looking_on():
-            with told.ToldCall(
+        if observers.observing and observers.looking_on():
+            with observers.ObservedCall(
                 function.__qualname__, "", lambda: _size(current, function, args, kwargs)
             ):
                 return call(*args, **kwargs)
         if current.recording is not None:
             current.begin_recording()
         token = state.inside_call.set(True)
-        handed_in = AsHandedIn(args, kwargs)
+        handed_in = OriginalInputs(args, kwargs)
         try:
             if current.known and not disabled():
                 result, error = _in_parts(current, function, args, kwargs, handed_in)
             else:
                 result, error = run_guarded(function, args, kwargs)
-                if error is not None and may_be_oom(error) and not disabled():
+                if error is not None and is_memory_failure(error) and not disabled():
                     result, error = _in_parts(current, function, args, kwargs, handed_in, error)
         finally:
             state.inside_call.reset(token)
@@ -186,8 +189,7 @@ def _splitting(current: Guard, function: F) -> F:
                 raise error
             return result
         finally:
-            # a frame that names its own exception is a cycle, and the exception holds the frames
-            # below
+            # A local that names its own exception is a cycle, which would keep the frames alive.
             del error
 
     return cast("F", call)
@@ -196,6 +198,8 @@ def _splitting(current: Guard, function: F) -> F:
 def _size(
     current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> SizeOfCall:
+    from oomguard.guarding.function_call import RowsCall
+
     return RowsCall.of(function, current.batch, args, kwargs).rows, None, None
 
 
@@ -204,18 +208,20 @@ def _in_parts(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    handed_in: AsHandedIn,
+    handed_in: OriginalInputs,
     failed: BaseException | None = None,
 ) -> tuple[Any, BaseException | None]:
-    """Return the result of a call, run in parts, and None, or None and the exception to raise.
+    """Return the result of a call in parts and None, or None and the exception to raise.
 
-    ``failed`` is the exception of the whole call, where it has been run already.
+    ``failed`` is the exception of the whole call; None: it has not run.
     """
+    from oomguard.guarding.function_call import RowsCall
+    from oomguard.guarding.micro_batch import in_parts
+
     rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs, handed_in), {})
     if unread is not None and failed is None:
-        return run_guarded(
-            function, args, kwargs
-        )  # the function itself says what is wrong with its arguments
+        # The function itself reports what is wrong with its arguments.
+        return run_guarded(function, args, kwargs)
     if unread is None:
         return in_parts(current, function, rows, None if failed is None else [failed])
     assert failed is not None  # noqa: S101 - a call that could not be read has failed
@@ -223,9 +229,7 @@ def _in_parts(
     return None, failed
 
 
-# A function under a guard, as type checkers see it: called as before, with what happened in its
-# calls.
-
+# The type of a guarded function: the call stays the same, and its last failure is added.
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
@@ -237,14 +241,14 @@ class GuardedFunction(Protocol[P, R_co]):
 
     Attributes:
         attempts: the attempts of its last call that ran out of memory.
-        diagnosis: what that call failed of; None if none has failed.
+        diagnosis: the diagnosis of that call; None if none has failed.
     """
 
     attempts: tuple[Attempt, ...]
     diagnosis: Diagnosis | None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function, under its guard."""
+        """Call the function under its guard."""
 
     @overload
     def __get__(self, instance: None, owner: Any) -> GuardedFunction[P, R_co]: ...
@@ -254,14 +258,13 @@ class GuardedFunction(Protocol[P, R_co]):
     ) -> GuardedFunction[Q, R]: ...
 
 
-# A guard that goes to another process with the function that it guards: what it permits and knows
-# goes with it, what happened stays.
+# A pickled guard keeps its policy and what it learned, but not what happened.
 
 _HAPPENED = {"diagnosis": None, "partial": None}
 
 
 def state_of(guard: Guard) -> dict[str, Any]:
-    """Return what another process makes the guard of."""
+    """Return the state with which another process makes the same guard."""
     if guard.recording is None:
         path = None
     else:
@@ -277,49 +280,47 @@ def state_of(guard: Guard) -> dict[str, Any]:
 
 
 def restore(guard: Guard, state: dict[str, Any]) -> None:
-    """Make the guard of what ``state_of`` returned, with what others of its job have
-    learned since.
-    """
+    """Restore a guard from ``state_of``, with what its job's processes have learned since."""
     from oomguard.guarding.batch_size_cache import share
-    from oomguard.guarding.kill_recovery import AfterKill
+    from oomguard.guarding.kill_recovery import KillRecovery
+    from oomguard.probe.snapshot_recorder import SnapshotRecorder
 
     vars(guard).update(state)
-    guard._lock, guard.known = threading.Lock(), KnownSizes()
+    guard._lock, guard.known = threading.Lock(), BatchSizeCache()
     if state["recording"] is None:
         guard.recording = None
     else:
         guard.recording = SnapshotRecorder(state["recording"])
     guard.known.take(state["known"])
-    guard.known.after_kill = AfterKill(state["_name"], guard.policy)
+    guard.known.after_kill = KillRecovery(state["_name"], guard.policy)
     share(state["_name"], guard.known)
 
 
 R = TypeVar("R")
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
 DEFAULT_MAX_ATTEMPTS: Final = 8
-# A guard around a loop of days keeps no more than these.
+# A guard around a loop of days keeps at most so many attempts.
 MAX_ATTEMPTS_KEPT: Final = 1000
 
 
 class Guard:
-    """One guard; make it with ``oomguard.guard``.
+    """A guard; make it with ``oomguard.guard``.
 
     Attributes:
-        policy: what it permits.
-        batch: the arguments along which a decorated function is split; empty: it is not.
-        restart: whether an engine that dies at work of anything but memory is made again.
-        start_within_s: the seconds in which an engine must have started; None: it may take any
-            number.
-        attempts: the last 1,000 attempts under ``with``, over all calls in it but those that
-            succeeded at once, as they were made. A decorated function's are on the function: those
-            of the last call that ran out of memory.
-        diagnosis: the last failure; None: there was none. A decorated function's is on the
-            function.
-        recording: what takes a memory snapshot at the first failure; None: none is asked for.
-        partial: the rows that are done of the last call under ``with``, where it was given up; None
-            otherwise.
-        known: the sizes that ran in earlier calls, with which later ones begin.
-        reported: the kinds of calls of which a warning said that they go on in parts.
+        policy: what the user permits.
+        batch: the arguments along which a decorated function is split; empty: it is not split.
+        restart: whether an engine is restarted after a crash that is not an out-of-memory.
+        start_within_s: the seconds in which an engine must start; None: no limit.
+        attempts: the last 1,000 attempts under ``with``, without calls that succeeded at once.
+        Those
+            of a decorated function are attributes of the function.
+        diagnosis: the last failure; None without one. That of a decorated function is an attribute
+            of the function.
+        recording: the memory snapshot's recorder; None: no snapshot was requested.
+        partial: the finished rows of the last call under ``with``, if it was given up; otherwise
+            None.
+        known: the batch sizes that worked in earlier calls; later calls begin with them.
+        reported: the kinds of calls for which a warning about splitting was logged.
     """
 
     def __init__(
@@ -341,10 +342,11 @@ class Guard:
         self.reported: set[tuple[str, int]] = set()
         self.diagnosis: Diagnosis | None = None
         self.partial: Partial | None = None
-        self.known = KnownSizes()
-        if snapshot is None:
-            self.recording = None
-        else:
+        self.known = BatchSizeCache()
+        self.recording: SnapshotRecorder | None = None
+        if snapshot is not None:
+            from oomguard.probe.snapshot_recorder import SnapshotRecorder
+
             self.recording = SnapshotRecorder(snapshot)
         self._on_incident = on_incident
         self._on_patch = on_patch
@@ -393,10 +395,8 @@ class Guard:
         return cast("GuardedFunction[P, R]", decorate(self, function))
 
     def explain(self, error: BaseException) -> None:
-        """Add the diagnosis to an exception that leaves the guard, once, and only where it is a
-        memory failure.
-        """
-        if not may_be_oom(error) or disabled():
+        """Add the diagnosis to a memory failure that leaves the guard, once."""
+        if not is_memory_failure(error) or disabled():
             return
         if "__oomguard__" in vars(error):
             from oomguard.guarding.advice import note_if_taken_earlier
@@ -421,19 +421,20 @@ class Guard:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that are kept, in order."""
+        """The recorded attempts, in order."""
         return tuple(self._attempts)
 
     @property
     def snapshot(self) -> Path | None:
-        """The file of the memory snapshot that was taken in this process; None: none was."""
+        """The file of the memory snapshot from this process; None without one."""
         if self.recording is None:
             return None
         return self.recording.taken
 
     def for_function(self, batch: tuple[str, ...] | None = None) -> Guard:
-        """Return a guard of the same policy for all calls of one decorated function; ``batch``
-        None: split as this one says.
+        """Return a guard with the same policy for the calls of one decorated function.
+
+        ``batch`` None: split along the same arguments.
         """
         return Guard(
             self.policy,
@@ -446,14 +447,12 @@ class Guard:
         )
 
     def begin_recording(self) -> None:
-        """Record for a memory snapshot from a decorated function's first call on, where one is
-        asked for.
-        """
+        """Record for a requested memory snapshot from a decorated function's first call."""
         if self.recording is not None and not self.recording.is_on and not disabled():
             self.recording.begin()
 
     def failing(self, error: BaseException) -> None:
-        """Take the memory snapshot, where one is asked for."""
+        """Take the memory snapshot, if one is requested."""
         take_at(error, self.recording)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -463,9 +462,7 @@ class Guard:
         restore(self, state)
 
     def shows_on(self, function: Any) -> None:
-        """Show on a decorated function what happened in its calls, as ``attempts`` and
-        ``diagnosis``.
-        """
+        """Make ``attempts`` and ``diagnosis`` attributes of a decorated function."""
         self._function = function
         self._name = f"{function.__module__}.{function.__qualname__}"
         function.attempts = ()
@@ -478,9 +475,9 @@ class Guard:
             self._function.diagnosis = diagnosis
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
-        """Add an attempt, unless its call succeeded at once, as it was made; several threads may do
-        so at once.
-        """
+        """Add an attempt, unless its call succeeded at once; several threads may do so."""
+        from oomguard.telemetry import guarded_calls
+
         attempted(attempt)
         guarded_calls.attempted(attempt)
         if self._function is None and not is_healthy:
@@ -488,20 +485,22 @@ class Guard:
                 self._attempts.append(attempt)
 
     def forget_attempts(self) -> None:
-        """Drop the attempts that are kept."""
+        """Drop the recorded attempts."""
         self._attempts.clear()
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
-        """Put an attempt in the place of one that ended well and has failed since."""
+        """Replace an attempt that succeeded but has failed since."""
+        from oomguard.telemetry import guarded_calls
+
         guarded_calls.died(attempt, now)
         with self._lock:
             kept = [now if one is attempt else one for one in self._attempts]
             self._attempts = deque(kept, maxlen=MAX_ATTEMPTS_KEPT)
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
-        """Keep what is left of a call: under ``with`` its finished rows, of a function its
-        attempts, where it failed at first.
-        """
+        """Record the end of a call: finished rows under ``with``, attempts for a function."""
+        from oomguard.telemetry import guarded_calls
+
         guarded_calls.call_ended()
         if self._function is None:
             self.partial = partial
@@ -509,13 +508,13 @@ class Guard:
             self._function.attempts = attempts
 
     def incident(self, diagnosis: Diagnosis) -> None:
-        """Keep a diagnosis, and tell the callback."""
+        """Record a diagnosis, and call the user's callback."""
         self._keep(diagnosis)
         if self._on_incident is not None and diagnosis.first_cause is not None:
             _tell(self._on_incident, diagnosis.first_cause)
 
     def patched(self, patch: Patch) -> None:
-        """Tell the callback of a patch before it is applied."""
+        """Call the user's callback with a patch before it is applied."""
         if self._on_patch is not None:
             _tell(self._on_patch, patch)
 
@@ -553,43 +552,49 @@ def guard(
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Any:
-    """Guard a function (``@guard``, ``@guard(...)``) or a block (``with guard() as g``) against
-    running out of memory.
+    """Guard a function or a block against running out of memory.
 
-    Engine calls inside (``generate`` of transformers) are diagnosed when they fail for memory,
-    changed by the least that fits, and run again; completed rows are kept and the order of results
-    never changes.
+        @oomguard.guard(allow="reduces-capacity")
+        def answer(prompts):
+            return model.generate(**tokenizer(prompts, return_tensors="pt"))
+
+    Also ``@guard`` and ``with guard() as g``. If an engine call inside runs out of memory, oomguard
+    diagnoses it, makes the least change that fits, and runs it again. It keeps finished rows, and
+    never changes the order of results.
 
     Args:
-        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on
-            what you left alone.
-        floors: never go below these values, by setting.
-        pin: settings that are never touched.
-        batch: the argument of a decorated function to split by rows, a list, tensor, array, table
-            or a dict of them (a batch of columns), or all of them where rows have several
-            (``("texts", "labels")``); its result must be one of these too.
-        max_attempts: runs of one call, the first included.
-        restart: whether an engine that dies at work is made again as it was where memory was not
-            the cause. For memory it is made again with the least that fits, whatever this says.
-        snapshot: the file for torch's memory snapshot at the first allocation that fails, taken
-            before anything is freed; torch records from CUDA's first use on. No file is
-            overwritten: NAME-1 is next. Where it cannot be taken, a line says so.
-        start_within_s: the seconds in which vLLM must have started; one that has not is ended, and
-            raises what vLLM raises where its processes died. None: it may take any number.
-        on_incident: called with each incident, diagnosed and planned for.
-        on_patch: called with each patch before it is applied.
+        allow: the highest permitted effect; None: keep outputs the same; reduce capacity only for
+            settings that you did not set.
+        floors: the lowest permitted values by setting.
+        pin: settings that are never changed.
+        batch: the argument along which a decorated function is split into rows, or several
+            (``("texts", "labels")``). Arguments and result may be a list, tensor, array, table, or
+            a dict of them.
+        max_attempts: the number of attempts for one call, with the first one.
+        restart: also restart vLLM after a crash that is not an out-of-memory. After an
+            out-of-memory it is always restarted, with reduced settings.
+        snapshot: the file for torch's memory snapshot of the first failed allocation; None: no
+            snapshot. Existing files are kept (NAME-1 is next). torch records from the first use of
+            CUDA.
+        start_within_s: the seconds in which vLLM must start; None: no limit. A slower start is
+            stopped and raises vLLM's own exception.
+        on_incident: called with each incident, after its diagnosis and plan; None: nothing.
+        on_patch: called with each patch before it is applied; None: nothing.
+
+    Returns:
+        The guarded function, or the guard.
 
     Raises:
-        SettingError: an unknown effect, setting or argument to split, not a time, or a snapshot in
-            no folder.
-        UsageError: what is guarded is no function (a class, a number).
+        SettingError: an effect, setting or argument is unknown, the time is not positive, or the
+            snapshot's folder does not exist.
+        UsageError: ``function`` is not a function but, say, a class.
 
-    What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a
-    memory failure.
+    Exceptions of the guarded code stay unchanged; a memory failure has the diagnosis in its notes.
     """
     if start_within_s is not None and not start_within_s > 0:
         raise SettingError(
-            f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None"
+            f"start_within_s={start_within_s!r} is not a time",
+            hint="Give a number of seconds above 0, or None.",
         )
     path = snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
@@ -608,9 +613,7 @@ def guard(
 
 
 def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
-    """Call a user's callback and log what it raises, which must not take the place of
-    the failure.
-    """
+    """Call a user's callback, and log its exception, which must not replace the failure."""
     try:
         callback(record)
     except Exception:

@@ -1,6 +1,6 @@
-"""What every watched call goes through, and which guard is in force where it is called.
+"""Intercept watched calls, and know which guards are active where they are called.
 
-Context variables hold the guards, so threads and tasks outside them see nothing.
+Context variables hold the guards, so other threads and tasks are not affected.
 """
 
 from __future__ import annotations
@@ -14,39 +14,41 @@ from typing import Any, Final
 
 from oomguard.core.incident import Attempt
 from oomguard.core.process_state import disabled
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, begun, size_of
+from oomguard.engines.protocol import (
+    Handler,
+    OverridingReader,
+    ReadCall,
+    size_of,
+    with_recorded_state,
+)
 from oomguard.engines.registry import watch_calls
-from oomguard.guarding import concurrency
-from oomguard.guarding.failure import add_note, run_guarded
-from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
+from oomguard.guarding.failure import add_note, is_memory_failure, run_guarded
 from oomguard.guarding.observers import (
-    Owner,
-    ToldCall,
+    GuardEvents,
+    ObservedCall,
     inside_told,
     looking_on,
     observing,
     size_of_tensors,
 )
-from oomguard.guarding.training import WHY_NOT
 from oomguard.probe import torch_memory
-from oomguard.scan.exceptions import may_be_oom
 
-# The guards that are entered in this thread or task, innermost last.
-entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=())
+# The guards of this thread or task, innermost last.
+entered: ContextVar[tuple[GuardEvents, ...]] = ContextVar("oomguard_guards", default=())
 inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
-# One entry for each guard in force, whichever thread it is in.
+# One entry per active guard in any thread.
 in_force: Final[list[None]] = []
 _unguarded_threads: Final[list[str]] = []
 _installing = threading.RLock()
-# What engines' calls go through once it is in place: a guarded call that succeeds asks for no more
-# than this.
+# The handler of intercepted calls, once it is installed. A guarded call that succeeds checks
+# nothing else.
 watching: Final[list[Handler]] = []
 
 
 def watch() -> None:
-    """Have the engines' calls go through here, once per process, unless everything is off.
+    """Intercept the engines' calls, once per process, unless oomguard is disabled.
 
-    Who comes while another thread is at it waits: its calls would not be watched yet.
+    A thread that comes during the installation waits, because its calls would not be watched yet.
     """
     if watching or disabled():
         return
@@ -61,8 +63,8 @@ def watch() -> None:
 
 
 def _renew_lock() -> None:
-    """In a fork of this process nobody may be left to release it."""
-    global _installing  # noqa: PLW0603 - of this process
+    """Replace the lock in a fork of this process, where no thread could release it."""
+    global _installing  # noqa: PLW0603 - one lock for this process
     _installing = threading.RLock()
 
 
@@ -76,9 +78,9 @@ def _watched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a watched call: as it is, unless a guard is in force and no watched call is around it."""
+    """Run a watched call; without a guard, or inside another watched call, run it unchanged."""
     if observing and looking_on():
-        with ToldCall(*_names(wrapped, model), lambda: size_of(read, model, args, kwargs)):
+        with ObservedCall(*_names(wrapped, model), lambda: size_of(read, model, args, kwargs)):
             return _watched(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if inside_call.get() or disabled():
@@ -87,7 +89,12 @@ def _watched(
         if in_force and not _unguarded_threads:
             _tell_of_thread()
         return wrapped(*args, **kwargs)
-    if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
+    from oomguard.guarding import concurrency
+    from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
+
+    if isinstance(read, OverridingReader) and not may_split(
+        read_or_none(read, model, args, kwargs)
+    ):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
     try:
@@ -104,26 +111,26 @@ def _watched(
             raise error
         return result
     finally:
-        # a frame that names its own exception is a cycle, and the exception holds the frames below
+        # A local that names its own exception is a cycle, which would keep the frames below alive.
         del error
 
 
 def _whole(
-    owner: Owner,
+    owner: GuardEvents,
     read: ReadCall,
     wrapped: Callable[..., Any],
     model: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, BaseException | None]:
-    """Run a call as it was made, and in parts where that fails; a call that succeeds costs little
-    more than itself.
-    """
+    """Run a call as the user made it, and in parts if that fails; a success costs little."""
+    from oomguard.guarding.micro_batch import in_parts, read_or_none
+
     began_s = time.monotonic()
     with torch_memory.MemoryPeak() as peak:
-        read, unread = run_guarded(begun, (read, model, args, kwargs), {})
+        read, unread = run_guarded(with_recorded_state, (read, model, args, kwargs), {})
         result, error = run_guarded(wrapped, args, kwargs)
-    if unread is not None or (error is not None and not may_be_oom(error)):
+    if unread is not None or (error is not None and not is_memory_failure(error)):
         return result, error
     took_s = time.monotonic() - began_s
     if peak.bytes is None:
@@ -134,7 +141,7 @@ def _whole(
     if call is None:
         return result, error
     if error is not None:
-        failed, error = [error], None  # a frame that names what its own exception holds is a cycle
+        failed, error = [error], None  # a local that names its own exception is a cycle
         return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
     attempt = Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured)
     owner.record(attempt, is_healthy=True)
@@ -148,17 +155,14 @@ def _watched_often(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a watched call of a kind that is made often: read and noted only where one under this
-    guard has failed.
-    """
-    # Each forward pass of a generation comes here: of a watch it asks for no more than whether the
-    # generation is told.
+    """Run a frequent call; it is read and recorded only after a failure under this guard."""
+    # Every forward pass of a generation comes here, so this checks only whether a watch records it.
     if observing and inside_told.get() is None and looking_on():
-        with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
+        with ObservedCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if not guards and not in_force:
-        return wrapped(*args, **kwargs)  # what every call outside a guard goes through
+        return wrapped(*args, **kwargs)  # the path of every call outside a guard
     if not guards or inside_call.get() or disabled():
         return _watched(read, wrapped, model, args, kwargs)
     token = inside_call.set(True)
@@ -175,7 +179,7 @@ def _watched_often(
 
 
 def _run_often(
-    owner: Owner,
+    owner: GuardEvents,
     read: ReadCall,
     wrapped: Callable[..., Any],
     given: tuple[Any, tuple[Any, ...], dict[str, Any]],
@@ -183,8 +187,11 @@ def _run_often(
     failed = None
     if not owner.known:
         result, failed = run_guarded(wrapped, given[1], given[2])
-        if failed is None or not may_be_oom(failed):
+        if failed is None or not is_memory_failure(failed):
             return result, failed
+    from oomguard.guarding.micro_batch import in_parts
+    from oomguard.guarding.training import WHY_NOT
+
     call, unread = run_guarded(read, given, {})
     if unread is not None or call.may_train:
         if failed is None:
@@ -197,16 +204,12 @@ def _run_often(
 
 
 def _names(wrapped: Callable[..., Any], model: Any) -> tuple[str, str]:
-    """Return what a call and its model are called where they are shown; calling a model itself is
-    its forward pass.
-    """
+    """Return the names of a call and its model for reports; calling a model is its forward."""
     return getattr(wrapped, "__name__", "forward"), type(model).__name__
 
 
 def _tell_of_thread() -> None:
-    """Say once that a call runs in a thread that the guard of another one does not reach, as those
-    of a pool.
-    """
+    """Warn once that a call runs in a thread without a guard, such as one of a pool."""
     thread = threading.current_thread()
     if thread is not threading.main_thread():
         from oomguard.core.log import get_logger
@@ -214,5 +217,5 @@ def _tell_of_thread() -> None:
         _unguarded_threads.append(thread.name)
         hint = "guard the function that the thread runs"
         get_logger().warning(
-            "a call runs in a thread that no guard reaches", thread=thread.name, hint=hint
+            "a call runs in a thread without a guard", thread=thread.name, hint=hint
         )

@@ -1,8 +1,7 @@
-"""A guarded function that is run again in another process after the last one was killed for memory:
-with half as many rows each time.
+"""Halve the batch of a guarded function whose process was killed for memory.
 
-A kill leaves no measurement, so nothing better is known; a function without rows to split runs as
-it was, and that is told.
+A kill leaves no measurement, so no better size is known. A function without a batch runs unchanged,
+and the log says so.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from oomguard.remedy.policy import Policy
 _BATCH: Final = "batch_size"
 
 
-class AfterKill:
-    """What a kill before means for one guarded function; true where there was one.
+class KillRecovery:
+    """The effect of an earlier kill on one guarded function; true if there was a kill.
 
     Args:
-        name: the function's.
-        policy: what is permitted.
+        name: the function's name.
+        policy: what the user permits.
     """
 
     def __init__(self, name: str, policy: Policy) -> None:
@@ -34,8 +33,9 @@ class AfterKill:
         return killed_before() is not None
 
     def rows(self, call: WatchedCall, rows: int) -> int:
-        """Return how many rows of a call to begin with, after telling it once; ``rows``: how many
-        there would be without the kill.
+        """Return how many rows of a call to begin with, and log the reduction once.
+
+        ``rows`` is their number without a kill.
         """
         killed = killed_before()
         if killed is None:
@@ -60,10 +60,10 @@ class AfterKill:
         return rows
 
     def tell_as_it_was(self) -> None:
-        """Tell, once, that a function whose guard names nothing to split is run again as it was."""
+        """Log once that a function without batch arguments runs again unchanged."""
         killed = killed_before()
         if killed is not None:
-            _tell(self._name, killed, None, "guard(batch=...) names the argument to make smaller")
+            _tell(self._name, killed, None, "guard(batch=...) names the argument to split")
 
 
 @functools.lru_cache(maxsize=64)

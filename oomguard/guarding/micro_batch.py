@@ -1,4 +1,4 @@
-"""One call run whole, then in parts: the first part is small and is the measurement.
+"""Run a call whole, and then in parts; the first part is small and is the measurement.
 
 Its peak above the baseline, per row, gives the size of the next parts, and later parts refine it.
 Finished rows are kept, and the order never changes.
@@ -21,7 +21,7 @@ from oomguard.core.settings import effect_of
 from oomguard.engines.protocol import ReadCall, WatchedCall
 from oomguard.engines.registry import held_results_bytes, move_results
 from oomguard.guarding import concurrency
-from oomguard.guarding.collate import Gathered
+from oomguard.guarding.collate import OutputCollector
 from oomguard.guarding.failure import (
     add_note,
     annotate,
@@ -35,7 +35,7 @@ from oomguard.guarding.failure import (
     run_guarded,
     scan_error,
 )
-from oomguard.guarding.observers import Owner
+from oomguard.guarding.observers import GuardEvents
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.probe import torch_memory
 from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
@@ -43,10 +43,7 @@ from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CallModel
 from oomguard.retry.ledger import Ledger
 from oomguard.scan.exceptions import may_be_oom
 
-# Where torch's generators stood when a call began, and whether a call may begin in parts: it may
-# have to be run again, whole.
-
-# What the user gives to a call that changes as it runs, and cannot be put back.
+# Arguments that a call changes as it runs, and that cannot be restored.
 _FILLED: Final = (
     "cache",
     "past_key_values",
@@ -58,14 +55,14 @@ _LISTS: Final = ("logits_processor", "stopping_criteria")
 
 
 @dataclass(frozen=True, slots=True)
-class Generators:
-    """Where torch's generators stood, by the kind of device; empty where torch is not loaded."""
+class RngState:
+    """The states of torch's random generators by device type; empty if torch is not loaded."""
 
     states: Mapping[str, Any]
 
     @classmethod
-    def now(cls) -> Generators:
-        """Note it for the CPU, and for CUDA devices where they are in use."""
+    def now(cls) -> RngState:
+        """Record the present states of the CPU and, if in use, of CUDA devices."""
         torch = sys.modules.get("torch")
         if torch is None:
             return cls({})
@@ -75,7 +72,7 @@ class Generators:
         return cls(states)
 
     def put_back(self) -> None:
-        """Put the generators back to where they stood."""
+        """Restore the recorded states."""
         torch = sys.modules.get("torch")
         if torch is None or not self.states:
             return
@@ -85,10 +82,10 @@ class Generators:
 
 
 def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] = ()) -> bool:
-    """Return whether a call may be run whole after parts of it ran: nothing of the user's in it may
-    have changed by then.
+    """Return whether a call may run whole after some of its parts ran.
 
-    ``puts_back`` are those of its arguments that the call itself puts back.
+    It may not if the parts may have changed an object of the user. ``puts_back`` are the arguments
+    that the call itself restores.
     """
     if any(arguments.get(name) is not None for name in _FILLED if name not in puts_back):
         return False
@@ -104,13 +101,8 @@ def _entries(value: Any) -> list[Any]:
     return [value]
 
 
-# The rows of a call that were done when it was given up: left in its exception.
-
-
-def partial_of(gathered: Gathered) -> Partial | None:
-    """Return the rows of a call that are done, put together; None before the first, or if they
-    cannot be.
-    """
+def partial_of(gathered: OutputCollector) -> Partial | None:
+    """Return the joined finished rows of a call; None before the first, or if joining fails."""
     if not gathered.done:
         return None
     finished, error = run_guarded(gathered.finished, (), {})
@@ -120,55 +112,43 @@ def partial_of(gathered: Gathered) -> Partial | None:
 
 
 def leave_in(error: BaseException, partial: Partial | None, why_whole: str | None) -> BaseException:
-    """Return an explained exception with why its call was not run in parts, and the rows that are
-    done.
-    """
+    """Return an exception with the reason why its call was not split, and the finished rows."""
     if why_whole is not None and why_whole not in "".join(getattr(error, "__notes__", ())):
         add_note(error, f"oomguard: not run in parts: {why_whole}")
     if partial is not None:
         keep_in(error, partial)
         done = f"{partial.done} of {partial.rows} rows are done"
-        add_note(error, f"oomguard: {done}: `partial` of this exception holds them")
+        add_note(error, f"oomguard: {done}: this exception's `partial` has them")
     return error
 
 
 def keep_in(error: BaseException, partial: Partial) -> None:
-    """Put the finished rows into an exception as ``partial``, unless it has an attribute of that
-    name or takes none.
-    """
+    """Set an exception's ``partial`` to the finished rows, unless it has such an attribute."""
     if not hasattr(error, "partial"):
         with contextlib.suppress(AttributeError, TypeError):
             error.partial = partial  # type: ignore[attr-defined]
 
 
-# What to tell of our own mistake that ends a run in parts.
-
-
 def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> None:
-    """Log our own mistake, and note it in the call's failure, if it has one."""
+    """Log a bug in oomguard, and add a note about it to the call's failure, if there is one."""
     get_plain_logger().error("the call could not be split", exc_info=mistake)
     if failure is not None:
-        why = f"a mistake in oomguard: {type(mistake).__name__}: {mistake}"
+        why = f"a bug in oomguard: {type(mistake).__name__}: {mistake}"
         add_note(failure, f"oomguard: not run in parts: {why}")
 
 
-# What lies on the device beside a call that ran out of memory: results of its own finished parts
-# and of calls before it, other calls.
-
-# Smaller results than this share of what was asked for make no room for it on the host.
+# If results are smaller than this fraction of the failed allocation, moving them does not help.
 _PARKED_SHARE: Final = 16
 
 
-def make_room(error: BaseException, gathered: Gathered, call: WatchedCall) -> bool:
-    """Move results to the host where a call failed for memory beside them, else let other calls
-    end; return whether it may run again.
-    """
+def make_room(error: BaseException, gathered: OutputCollector, call: WatchedCall) -> bool:
+    """Move results to the host, or wait for other calls; return whether the call may run again."""
     return _move_results(error, gathered) or (
         call.not_splittable is None and concurrency.have_ended(error, call.model)
     )
 
 
-def _move_results(error: BaseException, gathered: Gathered) -> bool:
+def _move_results(error: BaseException, gathered: OutputCollector) -> bool:
     own = gathered.device_bytes
     earlier = held_results_bytes()
     if (own or earlier) and may_be_oom(error):
@@ -185,22 +165,19 @@ def _move_results(error: BaseException, gathered: Gathered) -> bool:
     ]
     torch_memory.release()
     if earlier and not any(failed):
-        get_logger().warning("results of earlier batches wait on the host", size_bytes=earlier)
+        get_logger().warning("moved results of earlier batches to the host", size_bytes=earlier)
     return not any(failed)
-
-
-# Some rows of a call run by themselves: where there is no room to cut them out, they failed as
-# where there is none to run them.
 
 
 def run_rows(
     wrapped: Callable[..., Any], call: WatchedCall, start: int, stop: int
 ) -> tuple[Any, BaseException | None]:
-    """Return what rows ``start`` to ``stop`` give and None, or None and the exception that their
-    call raised.
+    """Return the result of rows ``start`` to ``stop`` and None, or None and the exception.
+
+    Running out of memory while the rows are cut counts as a failure of the rows.
 
     Raises:
-        Exception: a mistake of ours in cutting them out.
+        Exception: a bug in oomguard, in the code that cuts the rows.
     """
     given, error = run_guarded(call.part, (start, stop), {})
     if error is None:
@@ -211,23 +188,20 @@ def run_rows(
     return None, error
 
 
-# What the parts of one call took, and how many rows the next part may have.
-
-# Rows to come may be heavier than those that ran, so a part is at most so many times the largest
-# before it.
+# Later rows may need more, so a part has at most so many times the rows of the largest before it.
 _MOST_GROWTH: Final = 8
-# One part says little of the rows to come: without padding, say, it needs no mask.
+# One part is a weak measurement: without padding, for example, it needs no mask.
 _ONE_PART_MARGIN_RATIO: Final = 0.06
-# Of rows that did not fit although others said that they do: by how much they missed is not known.
+# The ratio for rows that failed although the measurement said that they fit.
 _BELOW_FAILED_RATIO: Final = 0.9
 
 
 class RowMeasurements:
-    """The parts that ran.
+    """The measurements of a call's parts.
 
     Attributes:
         most_rows: the most rows that ran together.
-        row_bytes: the most that one row of them took; 0 if that is not known.
+        row_bytes: the most bytes per row among them; 0 if unknown.
     """
 
     def __init__(self) -> None:
@@ -237,7 +211,7 @@ class RowMeasurements:
         self._limit_rows: int | None = None
 
     def add(self, rows: int, before_bytes: int | None, peak_bytes: int | None) -> None:
-        """Note rows that ran, by the bytes alive before them and at their peak."""
+        """Record rows that ran, with the allocated bytes before them and at their peak."""
         self.most_rows = max(self.most_rows, rows)
         if before_bytes is None or peak_bytes is None:
             return
@@ -246,9 +220,7 @@ class RowMeasurements:
         self._taken_bytes[rows] = max(taken, self._taken_bytes.get(rows, 0))
 
     def failed(self, rows: int) -> None:
-        """Note rows that ran out of memory together: what was measured before them is
-        not enough.
-        """
+        """Record rows that ran out of memory together; earlier measurements are dropped."""
         limit = max(1, int(rows * _BELOW_FAILED_RATIO))
         if self._limit_rows is None:
             self._limit_rows = limit
@@ -259,10 +231,10 @@ class RowMeasurements:
         self.row_bytes = 0.0
 
     def rows_within(self, room_bytes: float) -> int | None:
-        """Return how many rows fit in ``room_bytes``; None before any part was measured.
+        """Return how many rows fit in ``room_bytes``; None before the first measurement.
 
-        On the line through the two largest parts; after only one in proportion, with a margin. At
-        most eight times the largest part, and never as many as have failed.
+        With two parts the estimate is linear, through the two largest; with one it is proportional,
+        with a margin. It is at most eight times the largest part, and below the rows that failed.
         """
         if not self._taken_bytes:
             return None
@@ -280,24 +252,22 @@ class RowMeasurements:
         return max(1, min(found, _MOST_GROWTH * rows, limit))
 
 
-# A call as it runs now: as it was made, or with some of its settings changed.
-
 _MESSAGES: Final[Mapping[str, tuple[str, str]]] = {
-    "attn_implementation": ("running attention without its scores", "attention"),
+    "attn_implementation": ("running attention without a score matrix", "attention"),
     CHUNK: ("processing the prompt in chunks", "tokens"),
-    CACHE: ("keeping the cache another way", "cache"),
+    CACHE: ("keeping the KV cache in another way", "cache"),
     "max_new_tokens": ("cutting the answers", "tokens"),
     "truncate_prompt_tokens": ("cutting the prompts", "tokens"),
 }
 
 
 class ChangedCall:
-    """A call and what of it is changed.
+    """A call with its changed settings.
 
     Attributes:
-        made: the call as it was made.
-        call: the call as it runs.
-        settings: what differs.
+        made: the call as the user made it.
+        call: the call with the changes.
+        settings: the changed settings.
     """
 
     def __init__(self, made: WatchedCall) -> None:
@@ -307,9 +277,7 @@ class ChangedCall:
         self._refused: dict[str, str] = {}
 
     def failed(self, error: BaseException) -> None:
-        """Note the functions that a failure went through: what no failure of the call left may have
-        run already.
-        """
+        """Record the functions in a failure's traceback; only those in all failures count."""
         functions = frozenset(frame.f_code.co_name for frame in frames_of(error))
         if self._failed_in is None:
             self._failed_in = functions
@@ -317,7 +285,7 @@ class ChangedCall:
             self._failed_in = self._failed_in & functions
 
     def change(self, setting: str, value: FactValue) -> None:
-        """Change one more setting, if that can be done."""
+        """Change one more setting, if possible."""
         changed = self._with(setting, value)
         if isinstance(changed, str):
             self._refused[setting] = changed
@@ -325,7 +293,7 @@ class ChangedCall:
             self.call, self.settings[setting] = changed, value
 
     def take_back(self, why: str) -> dict[str, FactValue]:
-        """Go back to the call as it was made, and return what was changed."""
+        """Undo all changes, and return them."""
         self._refused.update(dict.fromkeys(self.settings, f"with it: {why}"))
         changed = self.settings
         self.call = self.made
@@ -334,7 +302,7 @@ class ChangedCall:
 
     @property
     def lasting(self) -> dict[str, FactValue]:
-        """What later calls may begin with: what changes no output."""
+        """The changes with which later calls may begin: those that keep outputs the same."""
         return {
             name: v
             for name, v in self.settings.items()
@@ -342,7 +310,7 @@ class ChangedCall:
         }
 
     def variants(self) -> dict[str, Variant]:
-        """Return what may be done another way; empty if the call has no prompt of known length."""
+        """Return the possible variants; empty if the prompt's length is unknown."""
         prompt = self.made.prompt_tokens
         new = self.made.max_new_tokens
         if prompt is None:
@@ -377,7 +345,7 @@ class ChangedCall:
 
 
 def log_patch(patch: Patch, kind: str | None, done: int) -> None:
-    """Log what changes, and after how many rows."""
+    """Log a change, and how many rows were finished before it."""
     if patch.setting in _MESSAGES:
         message, name = _MESSAGES[patch.setting]
         get_logger().warning(message, **{name: patch.new}, kind=kind, done=done)
@@ -387,37 +355,36 @@ def log_patch(patch: Patch, kind: str | None, done: int) -> None:
         )
 
 
-# Results that would take more than this part of the room wait on the host.
+# Results that need more than this fraction of the free memory move to the host.
 _RESULTS_SHARE: Final = 4
 _FEWER_RESULTS: Final = (
     "Put the call, and what you compute from it, into one function under "
     "@oomguard.guard(batch=NAME) and @torch.inference_mode(). NAME is the argument with one entry "
-    "a row. Return one small result a row, such as a loss for each row"
+    "per row. Return one small result per row, such as its loss"
 )
 
 
 class MicroBatchRun:
-    """One call under the guard: run whole, then in parts of as many rows as fit; finished rows are
-    kept.
+    """A call under the guard: run whole, and then in parts with as many rows as fit.
 
     Args:
-        owner: the guard in force, which is told of each attempt, incident and patch.
-        wrapped: the engine's own function, or the user's.
-        call: one call of it, as it was made.
+        owner: the guard, which records each attempt, incident and patch.
+        wrapped: the engine's function, or the user's.
+        call: the call as the user made it.
     """
 
-    def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
+    def __init__(self, owner: GuardEvents, wrapped: Callable[..., Any], call: WatchedCall) -> None:
         self._owner = owner
         self._wrapped = wrapped
         self._changed = ChangedCall(call)
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
-        self._gathered = Gathered.of(self._changed.made)
+        self._gathered = OutputCollector.of(self._changed.made)
         self._next_row = self._base_bytes = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._measured = RowMeasurements()
-        self._generators = Generators({})
+        self._generators = RngState({})
         unknown: float | None = None
         self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
@@ -433,8 +400,8 @@ class MicroBatchRun:
     ) -> tuple[Any, BaseException | None]:
         """Return the call's result and None, or None and the exception to raise.
 
-        ``failed`` holds the exception of the whole call, where it has been run already, and is
-        emptied: no frame may keep it.
+        ``failed`` holds the exception of the whole call; None: it has not run. The list is emptied,
+        because no frame may keep the exception.
         """
         if failed:
             self._first_error = failed.pop()
@@ -451,9 +418,8 @@ class MicroBatchRun:
                 if self._attempt():
                     return self._joined()
             return None, self._given_up()
-        except (
-            BaseException
-        ) as stop:  # or our own mistake: what is done can be reached all the same
+        except BaseException as stop:
+            # Also for a bug in oomguard, the finished rows stay available.
             partial = partial_of(self._gathered)
             self._owner.ended((), partial)
             if partial is not None:
@@ -463,21 +429,21 @@ class MicroBatchRun:
             tell_of_mistake(stop, self._first_error)
             return None, self._given_up()
         finally:
-            self._first_error = (
-                None  # its frames' callers hold this run: neither would go before a collection
-            )
+            # The exception's frames refer to this object, so both would live until a garbage
+            # collection.
+            self._first_error = None
 
     def _begin(self) -> None:
-        """Begin with the rows that earlier calls ran with, and with what is free for them now."""
+        """Begin with the batch size of earlier calls, and with the memory that is free now."""
         self._base_bytes = torch_memory.live_bytes(self._call.model) or 0
         free = torch_memory.free_bytes()
         if not self._owner.known or not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
             return
-        self._generators = Generators.now()
+        self._generators = RngState.now()
         self._size = self._begun = self._owner.known.begin(self._call, free)
         self._ledger.settings["batch_size"] = self._size
         if self._size < self._rows:
-            self._gathered.park()  # what is known to fit was alone with the rows
+            self._gathered.park()  # the known size was measured without results on the device
         for name, value in self._owner.known.varied(self._call).items():
             self._changed.change(name, value)
         if free is None:
@@ -486,7 +452,7 @@ class MicroBatchRun:
             self._room_bytes = free * (1 - BATCH_MARGIN_RATIO)
 
     def _attempt(self) -> bool:
-        """Run the rows that are left; return False where one part failed."""
+        """Run the remaining rows; return False if a part failed."""
         if self._ledger.attempts:
             self._peak_bytes = self._seconds = None
         self._ledger.settings.update(self._changed.settings)
@@ -494,7 +460,7 @@ class MicroBatchRun:
             failed = self._run_whole()
         else:
             failed = self._run_parts()
-        # Measured parts made room for larger ones: the last size is the one that holds.
+        # Measured parts may have led to larger ones, so the last size counts.
         self._ledger.settings["batch_size"] = self._size
         if self._peak_bytes is None:
             measured = {}
@@ -516,8 +482,9 @@ class MicroBatchRun:
         return failed is None
 
     def _run_whole(self, *, again: bool = False) -> BaseException | None:
-        """Run the call as the user made it, unless it has been run, or another way, and keep its
-        result; ``again``: it has begun.
+        """Run the call as the user made it, or its variant, unless it has run already.
+
+        ``again``: it has begun before.
         """
         if self._changed.settings:
             return self._run_changed()
@@ -531,30 +498,27 @@ class MicroBatchRun:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
             self._peak_bytes = measured.bytes
             if error is None:
-                self._gathered = Gathered(self._rows)
+                self._gathered = OutputCollector(self._rows)
                 if self._owner.known:
                     self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
                 return None
-            around = self._call.around(0, self._rows)  # what the failed call drew is drawn again
+            around = self._call.around(0, self._rows)  # repeat the failed call's random draws
         return error
 
     def _run_changed(self) -> BaseException | None:
-        """Run all rows another way; return the first failure where that shows that it cannot be
-        done.
-        """
+        """Run all rows as a variant; return the failure if it ran out of memory too."""
         with torch_memory.MemoryPeak() as measured, self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = measured.bytes
         if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
             return error
-        why = (
-            f"{type(error).__name__}: {error}"
-            if error is not None
-            else self._call.problem(self._whole, self._rows)
-        )
+        if error is not None:
+            why: str | None = f"{type(error).__name__}: {error}"
+        else:
+            why = self._call.problem(self._whole, self._rows)
         if why is None:
             self._whole = self._call.completed(self._whole, 0, self._rows)
-            self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
+            self._gathered = OutputCollector(self._rows)  # the whole result includes its rows
             return None
         self._ledger.forget(self._changed.take_back(why))
         self._generators.put_back()
@@ -563,7 +527,7 @@ class MicroBatchRun:
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
-            # blocks of parts of another size hold no whole tensor of this one's
+            # Cached blocks of another part size are too small for this part's tensors.
             torch_memory.empty_cache()
             rows = stop - self._next_row
             before = torch_memory.live_bytes(self._call.model)
@@ -584,7 +548,9 @@ class MicroBatchRun:
             else:
                 problem = self._call.problem(part, rows)
             if problem is not None:
-                self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
+                # No finished row is usable.
+                self._gathered = OutputCollector(self._rows)
+                self._next_row = 0
             elif error is None:
                 problem, error = run_guarded(self._gathered.take, (self._call, part, rows), {})
             del part
@@ -600,9 +566,7 @@ class MicroBatchRun:
         return None
 
     def _failed_in_part(self, error: BaseException, stop: int) -> BaseException | None:
-        """Return what a part's failure is judged by: itself, or the call as it was made where the
-        split may have caused it.
-        """
+        """Return the failure that decides: the part's, or the whole call's."""
         if isinstance(error, GradientRecorded):
             forget(error)
             return self._as_it_was_made(str(error))
@@ -614,28 +578,24 @@ class MicroBatchRun:
         self._part_error = type(error).__name__
         forget(error)
         return self._as_it_was_made(
-            f"rows {self._next_row} to {stop} by themselves raised {self._part_error}: {error}"
+            f"rows {self._next_row} to {stop} alone raised {self._part_error}: {error}"
         )
 
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
-        """Return the failure of the whole call, whose parts cannot stand for it; run it where it
-        has not been run.
-        """
+        """Return the failure of the whole call, which runs now if it has not run."""
         self._not_splittable = why_not
         self._size = self._rows
         self._ledger.forget(self._changed.take_back(why_not))
         if self._first_error is None:
             self._owner.known.forget(self._call)
-            self._gathered = Gathered(self._rows)
+            self._gathered = OutputCollector(self._rows)
             self._next_row = 0
             self._part_error = None
             self._generators.put_back()
         return self._run_whole(again=True)
 
     def _resize(self, before_bytes: int | None) -> None:
-        """Set the rows of the next part from what the parts so far took; results that would fill
-        the room wait on the host.
-        """
+        """Set the rows of the next part from the measurements; large results move to the host."""
         if before_bytes is None or self._room_bytes is None:
             return
         if self._gathered.device_bytes * _RESULTS_SHARE > self._room_bytes:
@@ -646,8 +606,9 @@ class MicroBatchRun:
             self._size = min(self._rows, rows)
 
     def _explain(self, error: BaseException) -> Incident | None:
-        """Diagnose a failure and plan for it; None where it is no memory failure. The first one is
-        what is raised in the end.
+        """Diagnose a failure and plan for it; None if memory did not run out.
+
+        The first failure is the one that is raised in the end.
         """
         if self._first_error in (None, error):
             self._report_split(error)
@@ -659,10 +620,9 @@ class MicroBatchRun:
             error, {"batch_size": SettingInForce("batch_size", size, None, "given")}
         )
         if (failure := scanned.first_cause) is None:
-            self._first_error, self._incident = (
-                error,
-                None,
-            )  # no memory failure: not ours to explain or to replace
+            # Another failure is raised unchanged.
+            self._first_error = error
+            self._incident = None
             return None
         self._first_error = self._first_error or error
         self._changed.failed(error)
@@ -680,10 +640,8 @@ class MicroBatchRun:
         diagnosis = self._ledger.diagnose(
             scanned,
             default_rules(),
-            failed_with={
-                **self._ledger.settings,
-                "batch_size": model.rows,
-            },  # one that ran may be planned again
+            # Sizes that ran may be planned again, so only the failed size counts.
+            failed_with={**self._ledger.settings, "batch_size": model.rows},
             given=facts_of(self._call, model),
             behind=model,
         )
@@ -695,9 +653,7 @@ class MicroBatchRun:
         return incident
 
     def _report_split(self, error: BaseException) -> None:
-        """Log at once that the call goes on in parts, once for each kind of call: finding their
-        size takes a moment.
-        """
+        """Log at once that the call is split, because sizing takes a moment."""
         if self._not_splittable is not None or self._rows < 2 or "memory" not in str(error):
             return
         kind = type(self._call).__name__, id(self._call.model)
@@ -710,9 +666,7 @@ class MicroBatchRun:
         log("out of memory: trying a few of the rows, then as many as fit", rows=self._rows)
 
     def _model(self, failure: Incident) -> CallModel:
-        """Return the call as its model: what its rows held when they failed, and what of it may be
-        done another way.
-        """
+        """Return the memory model of the failed call, with its possible variants."""
         if self._not_splittable is not None:
             rows = self._rows
         else:
@@ -737,8 +691,8 @@ class MicroBatchRun:
             self._size = patch.new
         elif patch.new is not None:
             self._changed.change(patch.setting, patch.new)
-            if patch.effect > Effect.OUTPUT_PRESERVING:  # the same for all rows
-                self._gathered = Gathered.of(self._changed.made)
+            if patch.effect > Effect.OUTPUT_PRESERVING:  # all rows must get the same change
+                self._gathered = OutputCollector.of(self._changed.made)
                 self._next_row = 0
         log_patch(patch, self._incident.kind if self._incident else None, self._next_row)
 
@@ -747,18 +701,15 @@ class MicroBatchRun:
         return self._changed.call
 
     def _joined(self) -> tuple[Any, BaseException | None]:
-        """Return the call's result, whole or put together; where that runs out of memory, the rows
-        stand in the exception.
-        """
+        """Return the call's result; if joining the rows fails, they stay in the exception."""
         is_whole = not self._gathered.done
-        result, error = (
-            (self._whole, None)
-            if is_whole
-            else run_guarded(self._gathered.result_of, (self._call,), {})
-        )
+        result: Any = self._whole
+        error: BaseException | None = None
+        if not is_whole:
+            result, error = run_guarded(self._gathered.result_of, (self._call,), {})
         if error is not None:
             clear(error)
-            why = f"its rows cannot be put together: {error}"
+            why = f"its rows cannot be joined: {error}"
             if may_be_oom(error):
                 why = (
                     f"the results of all {self._rows} rows do not fit on the device together. "
@@ -792,30 +743,27 @@ class MicroBatchRun:
         return leave_in(error, partial, why_whole)
 
 
-# A call handed over to be run in parts: our own mistake there never takes the place of what the
-# user's call does.
-
 Outcome = tuple[Any, BaseException | None]
 
 
 def read_or_none(
     read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> WatchedCall | None:
-    """Read a call; return None where that fails, as of arguments that the call itself refuses."""
+    """Read a call; return None if that fails, because the call itself rejects such arguments."""
     with contextlib.suppress(Exception):
         return read(model, args, kwargs)
     return None
 
 
 def may_split(call: WatchedCall | None) -> bool:
-    """Return whether a call's rows can be run apart."""
+    """Return whether a call can be split into rows."""
     with contextlib.suppress(Exception):
         return call is not None and call.not_splittable is None
     return False
 
 
 def in_parts(
-    owner: Owner,
+    owner: GuardEvents,
     wrapped: Callable[..., Any],
     call: WatchedCall,
     failed: list[BaseException] | None = None,
@@ -823,14 +771,14 @@ def in_parts(
     seconds: float | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """Return the call's result and None, or None and the exception to raise: its own, also where
-    our own mistake ends the run.
+    """Return the call's result and None, or None and the exception to raise.
 
-    ``failed`` holds the exception of the whole call, where it has been run already.
+    A bug in oomguard never replaces the outcome of the user's call. ``failed`` holds the exception
+    of the whole call; None: it has not run.
     """
     if failed:
         owner.failing(failed[0])
-    first, generators = (failed[0], None) if failed else (None, Generators.now())
+    first, generators = (failed[0], None) if failed else (None, RngState.now())
     run, mistake = run_guarded(MicroBatchRun, (owner, wrapped, call), {})
     if mistake is None:
         try:

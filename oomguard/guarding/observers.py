@@ -1,7 +1,6 @@
-"""Who looks on while watched calls run: told of each outermost call and of the attempts inside it,
-and changes nothing.
+"""Report watched calls, and the attempts in them, to observers, which change nothing.
 
-Context variables hold them, so threads and tasks outside see nothing.
+Context variables hold the observers, so other threads and tasks are not affected.
 """
 
 from __future__ import annotations
@@ -17,44 +16,36 @@ from oomguard.core.incident import Attempt, Diagnosis, Patch
 from oomguard.core.log import get_plain_logger
 from oomguard.core.partial_results import Partial
 from oomguard.engines.protocol import SizeOfCall
-from oomguard.guarding.batch_size_cache import KnownSizes
+from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.remedy.policy import Policy
 
-# The guard, as those see it that run and watch calls for it.
 
-
-class Owner(Protocol):
-    """Whose policy a call runs under, what it learned of earlier calls, and who is told of this
-    one.
-    """
+class GuardEvents(Protocol):
+    """The guard as its parts see it: policy, known batch sizes, and a sink for events."""
 
     policy: Policy
-    known: KnownSizes
+    known: BatchSizeCache
     restart: bool
     start_within_s: float | None
     reported: set[tuple[str, int]]
 
     def failing(self, error: BaseException) -> None:
-        """Take what is to be kept of a failure before anything of it is freed."""
+        """Handle a failure before anything of it is freed."""
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
-        """Take an attempt that ended; ``is_healthy``: of a call that succeeded at once, as it was
-        made.
-        """
+        """Record an attempt that ended; ``is_healthy``: its call succeeded at once."""
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
-        """Take an attempt that ended well and has failed since."""
+        """Replace an attempt that succeeded but has failed since."""
 
     def incident(self, diagnosis: Diagnosis) -> None:
-        """Take what is known of a failure."""
+        """Record a diagnosed failure."""
 
     def patched(self, patch: Patch) -> None:
-        """Take a change before it is made."""
+        """Record a change before it is made."""
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
-        """Take a call's end: its attempts where it failed at first, and the rows that are done
-        where it was given up.
-        """
+        """Record the end of a call: its attempts after a failure, or its finished rows."""
 
 
 P = ParamSpec("P")
@@ -62,52 +53,51 @@ T = TypeVar("T")
 NO_SIZE: Final[SizeOfCall] = (None, None, None)
 
 
-class LookedOn(Protocol):
-    """A call that runs while somebody looks on."""
+class CallObserver(Protocol):
+    """A call that an observer watches."""
 
     def attempted(self, attempt: Attempt) -> None:
-        """Take an attempt of a guard that ended."""
+        """Record an attempt of a guard that ended."""
 
     def ended(self, error: BaseException | None) -> None:
-        """Take the call's end, and what it raised."""
+        """Record the end of the call, and its exception; None without one."""
 
 
 class Observer(Protocol):
-    """Who looks on."""
+    """An object that watches calls."""
 
-    def began(self, what: str, model: str, size: SizeOfCall) -> LookedOn:
-        """Take the beginning of a call."""
+    def began(self, what: str, model: str, size: SizeOfCall) -> CallObserver:
+        """Record the beginning of a call."""
 
 
 observers: ContextVar[tuple[Observer, ...]] = ContextVar("oomguard_observers", default=())
-# The calls that run here with those who look on told of them; None outside any.
-inside_told: ContextVar[tuple[LookedOn, ...] | None] = ContextVar(
+# The observed calls that run here; None outside any.
+inside_told: ContextVar[tuple[CallObserver, ...] | None] = ContextVar(
     "oomguard_looked_on", default=None
 )
-# One entry for each observer, whichever thread it is in: while it is empty a call asks for no more
-# than this.
+# One entry per observer in any thread. While it is empty, a call checks nothing else.
 observing: Final[list[None]] = []
 
 
 def looking_on() -> tuple[Observer, ...]:
-    """Return who is to be told of a call that begins now: nobody inside another call."""
+    """Return the observers of a call that begins now; none inside another observed call."""
     if inside_told.get() is not None:
         return ()
     return observers.get()
 
 
 class ObservedBlock:
-    """A block, with those who look on told of its beginning, by ``begins``, and of its end.
+    """A block whose beginning and end are reported to observers.
 
-    A class and no generator: every call that is watched goes through it.
+    It is a class and not a generator because every watched call uses it, so it must be fast.
     """
 
     __slots__ = ("_begins", "_calls")
 
-    def __init__(self, *begins: Callable[[], LookedOn]) -> None:
+    def __init__(self, *begins: Callable[[], CallObserver]) -> None:
         self._begins = begins
 
-    def __enter__(self) -> tuple[LookedOn, ...]:
+    def __enter__(self) -> tuple[CallObserver, ...]:
         began = [without_mistake(begin) for begin in self._begins]
         self._calls = tuple(call for call in began if call is not None)
         return self._calls
@@ -122,23 +112,26 @@ class ObservedBlock:
             without_mistake(call.ended, error)
 
 
-class ToldCall:
-    """A call of an engine, told to those who look on; make it only where ``looking_on`` names
-    somebody.
-    """
+class ObservedCall:
+    """A call of an engine that is reported to observers; use it only if ``looking_on`` has some."""
 
     __slots__ = ("_token", "_told")
 
     def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
-        told = NO_SIZE
-        with contextlib.suppress(Exception):  # arguments that the call itself refuses
-            told = size()
+        call_size = NO_SIZE
+        with contextlib.suppress(Exception):  # the call itself will reject such arguments
+            call_size = size()
         self._told = ObservedBlock(
-            *(functools.partial(observer.began, what, model, told) for observer in looking_on())
+            *(
+                functools.partial(observer.began, what, model, call_size)
+                for observer in looking_on()
+            )
         )
 
     def __enter__(self) -> None:
-        self._token: Token[tuple[LookedOn, ...] | None] = inside_told.set(self._told.__enter__())
+        self._token: Token[tuple[CallObserver, ...] | None] = inside_told.set(
+            self._told.__enter__()
+        )
 
     def __exit__(
         self,
@@ -157,23 +150,21 @@ def shown(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a call that nothing is done about but to tell those who look on."""
+    """Run a call unchanged, and report it to observers."""
     if not observing or not looking_on():
         return wrapped(*args, **kwargs)
-    with ToldCall(wrapped.__name__, type(engine).__name__, lambda: size(args, kwargs)):
+    with ObservedCall(wrapped.__name__, type(engine).__name__, lambda: size(args, kwargs)):
         return wrapped(*args, **kwargs)
 
 
 def attempted(attempt: Attempt) -> None:
-    """Tell those who look on of an attempt inside the call that runs here."""
+    """Report an attempt in the present call to its observers."""
     for call in inside_told.get() or ():
         without_mistake(call.attempted, attempt)
 
 
 def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Return what looking on gives; log what goes wrong in it: that never takes the place of what
-    the user's call gives or raises.
-    """
+    """Return an observer's result; log its exception, which must not affect the user's call."""
     try:
         return function(*args, **kwargs)
     except Exception:
@@ -183,9 +174,7 @@ def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
-    """Return the rows and tokens of a call that is made often, by its first argument
-    with a shape.
-    """
+    """Return the rows and tokens of a frequent call, from its first argument with a shape."""
     for value in (*args, *kwargs.values()):
         shape = getattr(value, "shape", ())
         if shape:

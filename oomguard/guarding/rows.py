@@ -1,7 +1,6 @@
-"""What holds one entry a row: how many there are, some of them cut out, and whether a result has
-one for each row.
+"""Count, cut and check values with one entry per row.
 
-A kind of value that is cut or joined in its own way is a row in ``_FRAMES``, or a function beside
+A kind of value with its own way to cut or join is a row in ``_FRAMES``, or a function next to
 ``entries`` and ``cut``.
 """
 
@@ -14,34 +13,29 @@ from collections import UserDict
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-# Libraries whose tables hold a row an entry, though a slice of them may mean labels; each has
-# ``concat``.
+# Table libraries whose entries are rows, although a slice may mean labels; each has ``concat``.
 _FRAMES: Final = frozenset({"pandas", "polars", "cudf", "modin"})
-# One thing, however many entries they have.
+# Values that are one thing, however many entries they have.
 _WHOLE: Final = (str, bytes, bytearray, Mapping, Set)
 
 
 def library(value: Any) -> str:
-    """Return the library that a value's type comes from."""
+    """Return the name of the library that defines a value's type."""
     return type(value).__module__.partition(".")[0]
 
 
 def is_frame(value: Any) -> bool:
-    """Return whether a value is a table or a column of one."""
+    """Return whether a value is a table, or a column of one."""
     return is_arrow_table(value) or (library(value) in _FRAMES and hasattr(value, "shape"))
 
 
 def is_arrow_table(value: Any) -> bool:
-    """Return whether a value is a table of Arrow, of whose other types a slice is no row, or none
-    is joined to its own type.
-    """
+    """Return whether a value is an Arrow table; slices of Arrow's other types are not rows."""
     return library(value) == "pyarrow" and type(value).__name__ == "Table"
 
 
 def entries(value: Any) -> int | None:
-    """Return how many rows a value may hold; None for one thing: a text, a number, a mapping, a
-    model, a class.
-    """
+    """Return how many rows a value may hold; None for a text, number, mapping, model or class."""
     if isinstance(value, (*_WHOLE, type)) or hasattr(value, "parameters"):
         return None
     shape = getattr(value, "shape", None)
@@ -55,16 +49,12 @@ def entries(value: Any) -> int | None:
 
 
 def is_columns(value: Any) -> bool:
-    """Return whether a value is a mapping of columns: a dict, transformers' BatchEncoding, whatever
-    gives values by name.
-    """
+    """Return whether a value is a mapping of columns, such as a dict or a BatchEncoding."""
     return isinstance(value, Mapping) and not hasattr(value, "shape")
 
 
 def rows_of(value: Any) -> int:
-    """Return how many rows an argument holds: of a mapping of columns those of its longest, of
-    nothing 0.
-    """
+    """Return how many rows an argument holds: the longest column of a mapping, otherwise 0."""
     if is_columns(value):
         columns = value.values()
     else:
@@ -73,25 +63,23 @@ def rows_of(value: Any) -> int:
 
 
 def why_not_cut(name: str, value: Any) -> str | None:
-    """Return why ``cut`` cannot give entries of the argument of that name, in their order and as a
-    value of the same type.
-    """
+    """Return why ``cut`` cannot split an argument into values of its own type; None if it can."""
     if not is_columns(value):
-        needed = "no list and no tensor, and no dict of them"
+        needed = "not a list, a tensor, or a dict of them"
         if _can_be_cut(value):
             return None
         return f"the argument {name} is {needed}"
     for key, column in value.items():
         if not _can_be_cut(column):
-            return f"{key!r} in the argument {name} is no list and no tensor"
+            return f"{key!r} in the argument {name} is not a list or a tensor"
     sizes = {key: entries(column) for key, column in value.items()}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
-        return f"what is in the argument {name} differs in its number of entries: {told}"
+        lengths = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
+        return f"the entries of the argument {name} have different lengths: {lengths}"
     if with_columns(value, dict(value)) is None:
         return (
-            f"the argument {name} is of the type {type(value).__name__}, of which none can be made "
-            "with fewer rows: pass a dict"
+            f"the argument {name} has the type {type(value).__name__}, which cannot be made with "
+            "fewer rows: pass a dict"
         )
     return None
 
@@ -103,9 +91,7 @@ def _can_be_cut(value: Any) -> bool:
 
 
 def cut(value: Any, start: int, stop: int) -> Any:
-    """Return entries ``start`` to ``stop`` by their place, never by a label; of a mapping of
-    columns those of each.
-    """
+    """Return entries ``start`` to ``stop`` by position, or those of each column of a mapping."""
     if is_columns(value):
         part = with_columns(value, {key: cut(column, start, stop) for key, column in value.items()})
         for name, beside in lists_beside(value).items():
@@ -117,9 +103,7 @@ def cut(value: Any, start: int, stop: int) -> Any:
 
 
 def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with these columns, None where its type makes none of them;
-    ``value`` stays as it is.
-    """
+    """Return a new mapping of the same type with these columns; None if the type cannot."""
     if isinstance(value, (dict, UserDict)):  # their copies share no column
         part = copy.copy(value)
         part.update(columns)
@@ -134,9 +118,7 @@ def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
 
 
 def lists_beside(value: Any) -> dict[str, list[Any]]:
-    """Return the lists with one entry a row that an object keeps beside its columns: of a
-    BatchEncoding what the tokenizer found.
-    """
+    """Return an object's attributes that are lists with one entry per row (BatchEncoding)."""
     if not isinstance(value, UserDict):
         return {}
     rows = rows_of(value)
@@ -148,19 +130,17 @@ def lists_beside(value: Any) -> dict[str, list[Any]]:
 
 
 def first_rows(value: Any, rows: int) -> Any:
-    """Return the first rows of what was put together: it may have those of a part that another
-    field did not take.
-    """
+    """Return the first rows of a field, which may have those of a part that another lacks."""
     if entries(value) == rows:
         return value
     return cut(value, 0, rows)
 
 
 def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
-    """Return whether a result is a record of fields with one entry a row each: a mapping, a tuple
-    that cannot be one of rows.
+    """Return whether a result is a record of fields, each with one entry per row.
 
-    ``is_known``: another part's is one, so that a tuple of as many fields as rows is too.
+    It is a mapping, or a tuple that cannot be a list of rows. ``is_known``: another part's result
+    is a record, so a tuple with as many fields as rows is one too.
     """
     if is_columns(result):
         if with_columns(result, dict(result)) is not None:
@@ -175,15 +155,13 @@ def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
 
 
 def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> str | None:
-    """Return why a result is not one entry for each row, in itself or in each of its fields; None
-    where it is.
-    """
+    """Return why a result does not have one entry per row, itself or by field; None if so."""
     if is_record(result, rows, is_known=is_known_record):
         return None
     if not _is_field(result):
         needed = (
-            "a list, tuple, tensor, array or table with one entry a row is needed, or a dict of "
-            "them"
+            "oomguard needs a list, tuple, tensor, array or table with one entry per row, or a "
+            "dict of them"
         )
         return f"its result is a {type(result).__name__}: {needed}"
     size = entries(result)
@@ -191,8 +169,8 @@ def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> st
         _is_field(entry) and entries(entry) == rows for entry in result
     ):
         return (
-            f"its result is a tuple of {size} that hold {rows} entries each: whether it is one "
-            "entry a row cannot be told"
+            f"its result is a tuple of {size} values with {rows} entries each, which may be fields "
+            "or rows"
         )
     if size != rows:
         return f"its result has {size} entries for {rows} rows"
@@ -204,7 +182,7 @@ def _is_field(value: Any) -> bool:
 
 
 def can_be_joined(result: Any) -> bool:
-    """Return whether results like this one can be put together to one of the same type."""
+    """Return whether results like this one can be joined into one of the same type."""
     shape = getattr(result, "shape", None)
     if shape is None or len(shape) == 0:
         return False
@@ -215,5 +193,5 @@ def can_be_joined(result: Any) -> bool:
         return type(result) in (
             numpy.ndarray,
             numpy.ma.MaskedArray,
-        )  # what another type holds beside its values is not known
+        )  # another type may have state besides its values
     return hasattr(result, "__array_namespace__")

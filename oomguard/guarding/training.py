@@ -1,9 +1,8 @@
-"""Whether code trains: a training step that is run in parts is applied several times, so it is
-never split.
+"""Detect training, which is never split.
 
-A failure's frames tell it where they go through a backward pass, an optimizer or a recorded graph.
-Where they do not, the parts run with gradients watched: the first operation that records one is
-refused, before anything is applied.
+In parts, a training step would be applied several times. The frames of a failure show a backward
+pass, an optimizer or a recorded graph. If they show none, parts run with gradients watched: the
+first operation that records one is refused, before anything is applied.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any, Final
 from oomguard.guarding.failure import frames_of, locals_of, module_of
 
 WHY_NOT: Final = (
-    "gradients are recorded, and a training step that is run in parts is applied several times; "
-    "what is no training belongs under torch.inference_mode()"
+    "the call records gradients, and a training step in parts would be applied several times; "
+    "put inference under torch.inference_mode()"
 )
-# Libraries whose code names a backward pass whether or not it runs one.
+# Libraries whose code mentions a backward pass whether it runs one or not.
 _LIBRARIES: Final = frozenset({"torch", "transformers", "accelerate", "peft", "oomguard"})
 _MODES: Final = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _STEPS: Final = ("torch.optim", "torch.autograd.graph")
@@ -31,8 +30,9 @@ class GradientRecorded(Exception):  # noqa: N818 - it never leaves the guard
 
 
 def trains(error: BaseException) -> bool:
-    """Return whether a failure's frames are of a training step; call it before their locals are
-    dropped, with gradients as they were.
+    """Return whether a failure's frames belong to a training step.
+
+    Call this before the frames' locals are cleared, with gradients as they were.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -50,8 +50,9 @@ def trains(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def refusing_gradients(*, really: bool = True) -> Iterator[None]:
-    """Raise GradientRecorded from the first operation inside that saves a tensor for a backward
-    pass, in this thread.
+    """Raise GradientRecorded from the first operation in the block that records a gradient.
+
+    It applies to the current thread only.
     """
     torch = sys.modules.get("torch")
     if torch is None or not really:
@@ -66,9 +67,7 @@ def _refuse(_tensor: Any) -> Any:
 
 
 def _values(frame: FrameType) -> list[Any]:
-    """Return what a frame's code sees: its locals, those of functions around it, and in the user's
-    code the globals it names.
-    """
+    """Return the values that a frame's code sees: locals, closures, and named globals of users."""
     values = list(locals_of(frame).values())
     if not _is_library(frame):
         values += [
@@ -78,9 +77,7 @@ def _values(frame: FrameType) -> list[Any]:
 
 
 def _steps(frame: FrameType) -> bool:
-    """Return whether a frame is of an optimizer or a backward pass, or of the user's code that
-    names one.
-    """
+    """Return whether a frame belongs to an optimizer or a backward pass, or calls one by name."""
     return module_of(frame).startswith(_STEPS) or (
         not _is_library(frame) and "backward" in frame.f_code.co_names
     )
@@ -94,18 +91,16 @@ def _is_mode(value: Any, torch: Any) -> bool:
 
 
 def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
-    """Return whether a value stands in a graph, or will once an operation reads it."""
+    """Return whether a value is part of a graph, or will be once an operation reads it."""
     if isinstance(value, torch.Tensor):
         return value.grad_fn is not None or (recording and bool(value.requires_grad))
     if not recording or not isinstance(value, torch.nn.Module) or not value.training:
-        return False  # a model in evaluation mode is used for inference
+        return False  # a model in evaluation mode is assumed to run inference
     return any(parameter.requires_grad for parameter in value.parameters())
 
 
 def _turns_gradients_off(frame: FrameType) -> bool:
-    """Return whether a frame's code names a mode without gradients, or is torch's
-    decorator of one.
-    """
+    """Return whether a frame's code turns gradients off, or is torch's decorator for that."""
     module = module_of(frame)
     if module.partition(".")[0] == "torch":
         return module == "torch.utils._contextlib"

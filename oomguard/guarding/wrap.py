@@ -1,8 +1,7 @@
-"""Functions that are more than one call: coroutines and generators, with a context entered while
-their code runs.
+"""Enter a context while a coroutine or a generator runs its code.
 
-A generator's code runs only between two of its caller's steps, so the context is entered for each
-step; ``send``, ``throw`` and ``close`` reach the function as if nothing stood between.
+A generator's code runs only between two steps of its caller, so the context is entered for each
+step. ``send``, ``throw`` and ``close`` reach the function as without a wrapper.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ Context = AbstractContextManager[Any]
 
 
 def is_special(function: Callable[..., Any]) -> bool:
-    """Return whether calling the function does not run it to its end."""
+    """Return whether a call of the function returns before its code has finished."""
     tests = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(test(function) for test in tests)
 
 
 def enter_around(function: F, context: Context) -> F | None:
-    """Return the function with ``context`` entered while its code runs; None for a plain function.
+    """Return the function with ``context`` entered while it runs; None for a plain function.
 
-    All calls enter the same context, some at the same time: it must be reentrant.
+    All calls enter the same context, some at the same time, so it must be reentrant.
     """
     if inspect.isasyncgenfunction(function):
         return cast("F", _async_generator(function, context))
@@ -65,7 +64,7 @@ def _generator(function: Callable[..., Any], context: Context) -> Any:
                 except GeneratorExit:
                     raise
                 except BaseException as error:  # noqa: BLE001
-                    # thrown in by the caller: the function's to handle
+                    # The caller threw it into the generator, so the function handles it.
                     step = items.throw
                     value = error
         finally:
@@ -93,7 +92,7 @@ def _async_generator(function: Callable[..., Any], context: Context) -> Any:
                 except GeneratorExit:
                     raise
                 except BaseException as error:  # noqa: BLE001
-                    # thrown in by the caller: the function's to handle
+                    # The caller threw it into the generator, so the function handles it.
                     step = items.athrow
                     value = error
         finally:

@@ -1,3 +1,1 @@
-"""What to change: the registry of settings, the user's policy, the solvers of values, and the
-planner.
-"""
+"""Plan changes: solve values for settings, apply the user's policy, and choose a patch."""

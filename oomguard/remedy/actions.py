@@ -1,8 +1,7 @@
-"""What to do about a failure, in an expert's order: the changes of the plan, and what has to be
-done outside.
+"""List what to do about a failure in an expert's order: setting changes and actions outside.
 
-The table of actions (rules/actions.toml) gives the order and the words, the plan gives the values.
-An action that the table says would make the failure worse is left out.
+The table in rules/actions.toml gives the order and the words, and the plan gives the values. An
+action that would make the failure worse according to the table is left out.
 """
 
 from __future__ import annotations
@@ -18,22 +17,20 @@ from oomguard.core.text import first_known
 from oomguard.remedy.policy import is_out_of_question
 from oomguard.rules.action_table import OUTSIDE, ActionTable, Situation
 
-# A plan that moves the program to another device is an action outside: the user has to have that
-# device.
+# Another device is an action outside oomguard, because the user must have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}
-# Without a value somebody has to find a checkpoint.
+# Without a value the user must find a checkpoint.
 _UNSOLVED_AS_ACTION: Final = {"quantization": "smaller_checkpoint"}
-# What a program in Python can be changed in where no engine is known.
+# If no engine is known, actions are spelled for Python programs with transformers.
 _WITHOUT_ENGINE: Final = "transformers"
-# Facts of a call that was measured here: its own reasons say more than the table's.
+# If oomguard measured the call itself, the plan's reason is better than the table's.
 _MEASURED: Final = frozenset({"baseline_bytes", "prompt_tokens"})
 _NO_VALUE: Final = "The text does not show which value is enough."
 _VERBS: Final = {"up": "Raise", "down": "Lower", "on": "Turn on", "off": "Turn off", None: "Set"}
 
 
 def with_actions(incident: Incident, table: ActionTable) -> Incident:
-    """Return the incident with its actions: those of its situation first, then what else its plan
-    has.
+    """Return the incident with its actions: those of its situation, then the rest of its plan.
 
     Args:
         incident: a failure with its causes and its plan.
@@ -67,7 +64,7 @@ def _open_patches(incident: Incident) -> dict[str, Patch]:
 
 
 def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
-    """Return the actions of a situation that this failure can have, with the plan's values."""
+    """Return a situation's actions that apply to this failure, with the plan's values."""
     patches = _open_patches(incident)
     ruled_out = {_name(patch) for patch in incident.plan} - patches.keys()
     found: dict[str, Action] = {}
@@ -80,7 +77,7 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
         else:
             direction = _direction(patch, incident.kind) or wanted
         if wanted is not None and direction != wanted:
-            continue  # the plan changes it the other way: it stands where the plan has it
+            continue  # the plan changes it in the other direction, and is listed later
         if patch is None and _does_nothing(name, direction, incident, table):
             continue
         action = _offered(name, direction, patch, incident, table)
@@ -93,8 +90,9 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
 
 
 def _with_sure(actions: list[Action], incident: Incident, table: ActionTable) -> list[Action]:
-    """Put the likeliest cause's own solved changes before the first setting: the table does not
-    name each rule's setting.
+    """Put the solved patches of the likeliest cause before the first setting.
+
+    The table does not list every rule's setting.
     """
     if incident.causes:
         rule = incident.causes[0].rule
@@ -116,9 +114,7 @@ def _with_sure(actions: list[Action], incident: Incident, table: ActionTable) ->
 
 
 def _solved_first(actions: list[Action]) -> list[Action]:
-    """Put settings whose value is known before those whose value is not; actions outside keep their
-    places.
-    """
+    """Put settings with a value before those without; other actions keep their positions."""
     settings = sorted(
         (one for one in actions if one.id in SETTINGS), key=lambda one: one.new is None
     )
@@ -127,7 +123,7 @@ def _solved_first(actions: list[Action]) -> list[Action]:
 
 
 def _name(patch: Patch) -> str:
-    """Return the action that a patch is."""
+    """Return the name of a patch's action."""
     if patch.new is None:
         unsolved = _UNSOLVED_AS_ACTION
     else:
@@ -138,7 +134,7 @@ def _name(patch: Patch) -> str:
 def _offered(
     name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable
 ) -> Action | None:
-    """Return one action, None if it would make the failure worse."""
+    """Return one action; None if it would make the failure worse."""
     action = _action(name, direction, patch, incident, table)
     if table.is_harmful(action.id, action.direction, incident):
         return None
@@ -148,9 +144,7 @@ def _offered(
 def _action(
     name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable
 ) -> Action:
-    """Return one action, worded by the table's row for it; ``patch`` is the plan's own change, None
-    if it has none.
-    """
+    """Return one action in the table's words; ``patch`` None: the plan does not change it."""
     if name not in SETTINGS:
         direction = None
     elif direction is None and (patch is None or patch.new is None):
@@ -206,14 +200,10 @@ def _action(
 
 
 def _does_nothing(name: str, direction: str | None, incident: Incident, table: ActionTable) -> bool:
-    """Return whether a setting does nothing there: the engine lacks it, or another one decides over
-    it.
-    """
+    """Return whether a setting has no effect: not in this engine, or overridden."""
     if name not in SETTINGS:
         return False
-    if SETTINGS[name].is_moot(
-        incident.kind, incident.facts
-    ):  # what else is set makes it do nothing
+    if SETTINGS[name].is_moot(incident.kind, incident.facts):
         return True
     if incident.framework in engines():
         engine = incident.framework
@@ -226,7 +216,7 @@ def _does_nothing(name: str, direction: str | None, incident: Incident, table: A
 
 
 def _direction(patch: Patch, kind: str) -> str | None:
-    """Return which way a patch goes, None if neither its values nor its effect show it."""
+    """Return the direction of a patch; None if neither its values nor its effect show it."""
     if isinstance(patch.new, bool):
         if patch.new:
             return "on"
@@ -246,9 +236,7 @@ def _direction(patch: Patch, kind: str) -> str | None:
 
 
 def _way(patch: Patch, new: float, kind: str) -> str | None:
-    """Return which way a number moves; from an unknown value by what such a failure lacks, if the
-    setting goes both ways.
-    """
+    """Return the direction of a number; if its old value is unknown, that of this kind."""
     if not isinstance(patch.old, str | None):
         if patch.old == new:
             return None
@@ -265,13 +253,12 @@ def _way(patch: Patch, new: float, kind: str) -> str | None:
     return "down"
 
 
-# A share of unknown size is raised for a KV cache that lacks memory, and lowered for everything
-# else.
+# If the old share is unknown, it is raised for a KV cache without memory and lowered otherwise.
 _LACKS_CACHE: Final = frozenset(
     {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "kv_slots_exhausted"}
 )
 _EITHER_WAY: Final = frozenset({"cpu_node_memory"})
-# Numbers that more memory means more of; every other number is lowered when memory runs short.
+# Numbers that give more memory when raised; all others are lowered when memory runs out.
 _RAISED: Final = frozenset(
     {
         "tensor_parallel_size",
@@ -280,7 +267,7 @@ _RAISED: Final = frozenset(
         "cpu_offload_bytes",
     }
 )
-# Texts that list what memory is kept for: less of it is fewer entries.
+# Texts that list memory users: fewer entries need less memory.
 _LISTS: Final = frozenset({"cudagraph_capture_sizes", "limit_mm_per_prompt", "mm_processor_kwargs"})
 _SWITCHED_OFF: Final = frozenset(
     {"enable_prefix_caching", "enable_lora", "prompt_logprobs", "speculative_config"}
@@ -288,7 +275,7 @@ _SWITCHED_OFF: Final = frozenset(
 
 
 def _usual_direction(name: str) -> str | None:
-    """Return which way a setting is changed when memory runs short."""
+    """Return the direction in which a setting is changed when memory runs out."""
     if name in _SWITCHED_OFF:
         return "off"
     if name in _LISTS:
@@ -329,7 +316,7 @@ def _title(
     else:
         flag = ""
     is_own = not flag or flag.removeprefix("--").replace("-", "_") == name
-    shown = name if is_own else flag  # the engine's own word
+    shown = name if is_own else flag  # the name that the engine uses
     if new is not None:
         if old is None:
             start = ""
@@ -379,9 +366,7 @@ def _applicability(name: str, new: FactValue | None, patch: Patch | None) -> str
 def _command(
     name: str, new: FactValue | None, patch: Patch | None, incident: Incident
 ) -> str | None:
-    """Return what to paste for a setting: its flag, else its keyword argument or environment
-    variable.
-    """
+    """Return the text to paste for a setting: a flag, an argument or a variable."""
     if new is None or name not in SETTINGS:
         return None
     if patch is not None:

@@ -1,6 +1,4 @@
-"""The options of torch's allocator by its version: what a version understands, and the variable
-that it reads them from.
-"""
+"""Choose options of torch's allocator, and their environment variable, by torch's version."""
 
 from __future__ import annotations
 
@@ -11,23 +9,20 @@ from oomguard.core.incident import Incident
 from oomguard.remedy.solution import Solution
 
 _EXPANDABLE: Final = "expandable_segments:True"
-# The option of torch 1.10 to 2.0 against the same trouble: blocks above this size are not cut into
-# pieces.
+# The option of torch 1.10 to 2.0 against fragmentation: larger blocks are not split.
 _WHOLE_BLOCKS: Final = "max_split_size_mb:128"
 _HAS_EXPANDABLE: Final = (2, 1)
 _HAS_PLAIN_NAME: Final = (2, 10)
-# The words of torch before 2.1. torch_npu still writes them, and has the option all the same.
+# Messages of torch before 2.1. torch_npu still prints them, but has expandable segments.
 _OLD_WORDING: Final = re.compile(r"total capacity;|already allocated")
-# torch 2.10 still reads the name for CUDA, so this one is right for every version.
+# torch 2.10 still reads the CUDA name, so it works with every version.
 _NAMES: Final = {"hip_oom": "PYTORCH_HIP_ALLOC_CONF", "npu_oom": "PYTORCH_NPU_ALLOC_CONF"}
 _ANY_VERSION: Final = "PYTORCH_CUDA_ALLOC_CONF"
 _FROM_2_10: Final = "PYTORCH_ALLOC_CONF"
 
 
 def options_for_pieces(incident: Incident) -> Solution:
-    """Make free memory usable that lies in pieces: expandable segments from torch 2.1, larger whole
-    blocks before that.
-    """
+    """Make fragmented free memory usable: expandable segments, or whole blocks before 2.1."""
     version = _version(incident)
     if version:
         is_old = version < _HAS_EXPANDABLE
@@ -36,16 +31,13 @@ def options_for_pieces(incident: Incident) -> Solution:
     if is_old:
         return Solution(
             _WHOLE_BLOCKS,
-            "larger blocks are not cut into pieces; this torch has no expandable segments (2.1 "
-            "has)",
+            "larger blocks are not split; this torch is too old for expandable segments (2.1)",
         )
-    return Solution(_EXPANDABLE, "expandable segments join the free pieces")
+    return Solution(_EXPANDABLE, "expandable segments join the free fragments")
 
 
 def allocator_variable(incident: Incident) -> str:
-    """Return the environment variable that the failed torch reads: the one that its message names,
-    else by its version.
-    """
+    """Return the environment variable that torch reads: as its message names it, or by version."""
     named = incident.facts.get("allocator_variable")
     if named is not None:
         return str(named.value)

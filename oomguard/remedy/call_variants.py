@@ -1,7 +1,7 @@
-"""What makes a failed call fit if fewer rows do not: the same call run another way.
+"""Solve a failed call by running it in another way, if fewer rows do not help.
 
-In this order: attention without its scores, the prompt in chunks, the cache on the host; then,
-with permission, a quantized cache, fewer new tokens, a shorter prompt.
+The order is attention without scores, prefill in chunks, KV cache on the host. With permission
+come a quantized KV cache, fewer new tokens, and a shorter prompt.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from oomguard.remedy.solution import Solution
 
 CHUNK: Final = "prefill_chunk_size"
 CACHE: Final = "cache_implementation"
-# Attention that keeps no matrix of scores, by the name that transformers has for torch's own.
+# transformers' name for torch's attention, which keeps no score matrix.
 WITHOUT_SCORES: Final = "sdpa"
 SMALLEST_CHUNK_TOKENS: Final = 32
-# The values that a cache may have, the least costly first.
+# The values of the cache setting, the least costly first.
 CACHES: Final[tuple[FactValue, ...]] = ("offloaded", "offloaded_static", "quantized")
-# A first chunk is at most this part of the prompt, and a next one this part of the chunk that
-# failed.
+# The first chunk is at most this fraction of the prompt, and a later one of the failed chunk.
 _CHUNK_SHARE: Final = 4
-# Tokens are cut at least to this part, if no closed form says what they need.
+# If no formula gives the need, tokens are reduced at least to this ratio.
 _FEWER_RATIO: Final = 0.9
-# With less than one in so many tokens left, an answer or a prompt is of no use.
+# With fewer than one in so many tokens left, an answer or a prompt is useless.
 _LEAST_SHARE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One setting of a failed call that may have another value.
+    """One setting of a failed call that can be changed.
 
     Attributes:
-        now: its value when the call failed; None if it has none.
+        now: its value in the failed call; None if it has none.
         why_not: returns why it cannot have a value; None if it can.
-        row_bytes: returns what one row needs with a value, in closed form; None if that is not
-            known.
-        is_changed: whether its value is one that failed in place of the user's own.
+        row_bytes: returns the bytes of one row with a value, by a formula; None if unknown.
+        is_changed: whether oomguard has already changed it.
     """
 
     now: FactValue | None
@@ -50,12 +48,12 @@ class Variant:
 def solve_variant(
     setting: str, variant: Variant, room_bytes: float | None, share: float
 ) -> Solution:
-    """Return the value of a setting to run the call with, or why there is none.
+    """Return the value of a setting for the next attempt, or why there is none.
 
     Args:
         setting: the setting's name, a key of ``VARIED``.
         variant: what its values mean for the call.
-        room_bytes: what the call may take; None if a size is not known.
+        room_bytes: the bytes that the call may use; None if unknown.
         share: the room divided by what the call held when it failed, at most 1.
     """
     return VARIED[setting](variant, room_bytes, share)
@@ -66,7 +64,7 @@ def _without_scores(variant: Variant, room_bytes: float | None, share: float) ->
     why_not = variant.why_not(WITHOUT_SCORES)
     if why_not is not None:
         return Solution(None, why_not)
-    return Solution(WITHOUT_SCORES, "attention keeps no matrix of scores then")
+    return Solution(WITHOUT_SCORES, "this attention keeps no score matrix")
 
 
 def _chunk(variant: Variant, room_bytes: float | None, share: float) -> Solution:
@@ -80,7 +78,7 @@ def _chunk(variant: Variant, room_bytes: float | None, share: float) -> Solution
     if size >= tokens:
         return Solution(
             None,
-            f"{tokens} tokens at once failed, and chunks are not smaller than "
+            f"{tokens} tokens at once failed, and oomguard uses no chunks below "
             f"{SMALLEST_CHUNK_TOKENS}",
         )
     why_not = variant.why_not(size)
@@ -97,13 +95,13 @@ def _cache(variant: Variant, room_bytes: float | None, share: float) -> Solution
             continue
         why_not = variant.why_not(value)
         if why_not is None:
-            return Solution(value, "the cache takes less of the device then")
+            return Solution(value, "the KV cache then uses less device memory")
         reasons.append(why_not)
     return Solution(None, "; ".join(dict.fromkeys(reasons)))
 
 
 def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solution]:
-    """Return what finds the most tokens of a kind with which one row fits in closed form."""
+    """Return a solver for the most tokens of a kind with which one row fits by a formula."""
 
     def solve(variant: Variant, room_bytes: float | None, share: float) -> Solution:
         if isinstance(variant.now, int):
@@ -111,14 +109,16 @@ def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solutio
         else:
             now = 0
         if room_bytes is None:
-            return Solution(None, f"what fewer {what} tokens need is not known")
+            return Solution(None, f"the need of fewer {what} tokens is not known")
         if variant.row_bytes(1) is None:
             tokens = int(now * min(share, _FEWER_RATIO))
             reason = f"{format_gib(room_bytes)} is {share:.0%} of what the row held when it failed"
         else:
-            at_most = (
-                now // 2 if variant.is_changed else now - 1
-            )  # the closed form was not exact enough
+            # A changed value has failed too, so the formula was not exact enough.
+            if variant.is_changed:
+                at_most = now // 2
+            else:
+                at_most = now - 1
             tokens = _most_tokens(
                 at_most, lambda size: (variant.row_bytes(size) or 0) <= room_bytes
             )
@@ -127,7 +127,7 @@ def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solutio
         if tokens * _LEAST_SHARE < now or tokens < 1:
             return Solution(
                 None,
-                f"{max(0, tokens)} of {now} {what} tokens fit in {format_gib(room_bytes)}: too few",
+                f"only {max(0, tokens)} of {now} {what} tokens fit in {format_gib(room_bytes)}",
             )
         why_not = variant.why_not(tokens)
         if why_not is None:
@@ -138,9 +138,7 @@ def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solutio
 
 
 def _most_tokens(at_most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``at_most`` that fits, 0 if none does; needs rise with the
-    number.
-    """
+    """Return the largest number up to ``at_most`` that fits, 0 if none does."""
     low = 0
     high = at_most
     while low < high:

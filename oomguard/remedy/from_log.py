@@ -1,9 +1,8 @@
-"""Values from printed numbers: the solvers that rule files name. Each solves one setting or names
-the fact it lacks.
+"""Solve values from printed numbers. Rule files name these solvers.
 
-The engine's own printed numbers come first. Solvers take every figure on the unfavourable side of
-its rounding; every margin stands here with its reason. The first paragraph of a solver's docstring
-is printed on the pages of the rules.
+Each solver solves one setting, or names the fact that is missing. The engine's own numbers come
+first. Every figure is taken at the unfavorable end of its rounding, and every margin is here with
+its reason. The rule pages show the first paragraph of a solver's docstring.
 """
 
 from __future__ import annotations
@@ -20,26 +19,22 @@ from oomguard.remedy.allocator_options import options_for_pieces
 from oomguard.remedy.solution import Solution, not_shown
 from oomguard.remedy.value_checks import free_at_start
 
-# A KV cache that has no room because an engine keeps room for CUDA graphs: without the graphs, or
-# without keeping it.
+# The KV cache has no memory because the engine reserves it for CUDA graphs.
 
 _MISSING = "memory of the CUDA graphs: not printed"
 
 
 def without_graphs(incident: Incident) -> Solution:
-    """Capture no CUDA graphs: what the engine keeps for them becomes KV cache."""
-    return _freed(incident, True, "is kept for CUDA graphs and becomes KV cache")
+    """Capture no CUDA graphs, so that their memory becomes KV cache."""
+    return _freed(incident, True, "is reserved for CUDA graphs and becomes KV cache")
 
 
 def without_graph_estimate(incident: Incident) -> Solution:
-    """Keep no room for CUDA graphs beforehand: they are captured from what the utilization leaves
-    of the device.
-    """
+    """Reserve no memory for CUDA graphs; they use what the utilization leaves free."""
     return _freed(
         incident,
         0,
-        "is the estimate for CUDA graphs; it becomes KV cache, and graphs take what is left "
-        "beside it",
+        "is the estimate for CUDA graphs and becomes KV cache; graphs use the memory next to it",
     )
 
 
@@ -55,17 +50,13 @@ def _freed(incident: Incident, value: int, what: str) -> Solution:
     return Solution(value, f"{format_gib(size)} {what}", round(size), predicts=predicts)
 
 
-# How many CUDA graphs fit: as many of the smallest as were captured of the largest.
-#
-# An engine captures the largest batch first, and a smaller one needs no more: where k graphs were
-# captured before memory ran out, the k smallest sizes fit in the same room
+# An engine captures the largest batch first, and smaller ones need no more memory. So if k graphs
+# were captured before memory ran out, the k smallest sizes fit
 # (sglang/srt/model_executor/cuda_graph_runner.py capture, 0.4.6 to 0.5.23).
 
 
 def graphs_that_were_captured(incident: Incident) -> Solution:
-    """Capture graphs up to the size at which as many are left as were captured when
-    memory ran out.
-    """
+    """Capture as many of the smallest graphs as were captured before memory ran out."""
     done = incident.number("graphs_captured")
     wanted = incident.number("graphs_wanted")
     listed = incident.facts.get("graph_sizes")
@@ -81,7 +72,7 @@ def graphs_that_were_captured(incident: Incident) -> Solution:
     if not done or done >= len(sizes):
         return Solution(
             None,
-            f"{done:g} of {len(sizes)} graphs were captured: their sizes are not what is too large",
+            f"{done:g} of {len(sizes)} graphs were captured, so their sizes are not the problem",
         )
     free = incident.number("graphs_free_bytes")
     if free is None:
@@ -90,26 +81,23 @@ def graphs_that_were_captured(incident: Incident) -> Solution:
         room = f" in {format_gib(free)}"
     value = sizes[int(done) - 1]
     return Solution(
-        value, f"{done:g} of {len(sizes)} graphs were captured{room}; so many of the smallest fit"
+        value, f"{done:g} of {len(sizes)} graphs were captured{room}; as many of the smallest fit"
     )
 
 
-# The host's part of a KV cache (SGLang's HiCache): sized to what the host has free, less what the
-# engine keeps of it.
-#
-# A pool is refused where it asks for more than is free less 10 GiB:
-# sglang/srt/mem_cache/memory_pool_host.py, 0.4.4 to 0.5.23. Until 0.4.9 the message gave what is
-# free without that.
+# The host part of a KV cache (SGLang's HiCache). The engine refuses a pool that is larger than the
+# free host memory less 10 GiB (sglang/srt/mem_cache/memory_pool_host.py, 0.4.4 to 0.5.23). Until
+# 0.4.9 the message printed the free memory without subtracting the 10 GiB.
 
 # The unit of hicache_size.
 _GB: Final = 10**9
 _KEPT_BYTES: Final = 10 * GIB
-# The host's other programs take some more until the next start.
+# Other programs on the host may use more until the next start.
 _MARGIN_RATIO: Final = 0.05
 
 
 def host_cache_within_free(incident: Incident) -> Solution:
-    """Give each rank's host pool its part of what is free; ranks pin theirs at the same time."""
+    """Give each rank's host pool its part of the free memory; ranks pin theirs at the same time."""
     figures = _figures(incident)
     if isinstance(figures, Solution):
         return figures
@@ -117,15 +105,13 @@ def host_cache_within_free(incident: Incident) -> Solution:
     size_gb = int(usable * (1 - _MARGIN_RATIO) / _GB)
     if size_gb < 1:
         return Solution(
-            None, f"{usable / _GB:.2f} GB of the host are left{share}: too little for a host cache"
+            None, f"{usable / _GB:.2f} GB of the host are free{share}: too little for a host cache"
         )
     return Solution(size_gb, _reason(wanted, usable, share), round(wanted - size_gb * _GB))
 
 
 def host_ratio_within_free(incident: Incident) -> Solution:
-    """Lower the multiple of the device's pool so that the host's part fits in what is free: ratio x
-    free / asked for.
-    """
+    """Lower the host pool's ratio so that it fits in the free memory: ratio x free / asked for."""
     ratio = incident.number("hicache_ratio")
     figures = _figures(incident)
     if isinstance(figures, Solution):
@@ -136,14 +122,15 @@ def host_ratio_within_free(incident: Incident) -> Solution:
     value = int(100 * ratio * usable * (1 - _MARGIN_RATIO) / wanted) / 100
     if value <= 0:
         return Solution(
-            None, f"{usable / _GB:.2f} GB of the host are left{share}: too little for a host cache"
+            None, f"{usable / _GB:.2f} GB of the host are free{share}: too little for a host cache"
         )
     return Solution(value, _reason(wanted, usable, share), round(wanted * (1 - value / ratio)))
 
 
 def _figures(incident: Incident) -> tuple[float, float, str] | Solution:
-    """Return what was asked for, what a rank may take and how that was shared, or what is missing
-    of it.
+    """Return the wanted bytes, a rank's usable bytes and how they were divided.
+
+    If a figure is missing, return a solution that names it.
     """
     wanted = incident.number("tried_bytes")
     free = incident.number("host_available_bytes")
@@ -164,17 +151,14 @@ def _figures(incident: Incident) -> tuple[float, float, str] | Solution:
 
 def _reason(wanted: float, usable: float, share: str) -> str:
     return (
-        f"{usable / _GB:.2f} GB of the host are left{share}, and {wanted / _GB:.2f} GB were asked "
+        f"{usable / _GB:.2f} GB of the host are free{share}, but {wanted / _GB:.2f} GB were asked "
         "for"
     )
 
 
-# Over how many devices a model's weights have to be shared: the fewest with room for a rank's
-# weights and a KV cache.
-
-# What a rank needs besides its weights: activations and a KV cache, as a part of the weights.
+# What a rank needs besides its weights (activations and a KV cache), as a ratio of the weights.
 _BESIDE_WEIGHTS_RATIO: Final = 0.05
-# An engine takes this share of a device if nobody says otherwise.
+# An engine uses this share of a device by default.
 _SHARE: Final = 0.9
 _MOST_RANKS: Final = 64
 _HOW_MANY: Final = "needs that many such devices, and the log does not show how many there are"
@@ -183,10 +167,10 @@ _MORE_RANKS_MISSING: Final = "the size of the weights, or of the device: not pri
 
 
 def ranks_for_weights(incident: Incident) -> Solution:
-    """Share the weights among the fewest devices, by powers of two, that hold a rank's weights with
-    a twentieth of them to spare.
+    """Share the weights among the fewest devices that hold them with a twentieth to spare.
 
-    Heads and layers are divided evenly: a power of two divides those of nearly every model.
+    The number is a power of two, because heads and layers must be divided evenly. A power of two
+    divides those of nearly every model.
     """
     ranks = int(incident.number("tensor_parallel_size") or 1)
     of_rank = incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
@@ -217,24 +201,17 @@ def ranks_for_weights(incident: Incident) -> Solution:
     return Solution(more, why, blocked_by=_HOW_MANY)
 
 
-# How many requests a pool of KV cache holds, at their full length or by those that filled it, and a
-# table of requests by its places.
-
-# Of those that filled the pool: requests grow until they end, so a few less than ran would fill it
-# again.
+# Requests grow until they end, so nearly as many as filled the pool would fill it again.
 _OF_RUNNING: Final = 0.75
 
 
 def requests_in_pool(incident: Incident) -> Solution:
-    """Take as many requests as fit at their full length; where that is not known, three in four of
-    those that filled the pool.
-    """
+    """Take as many requests as fit at full length; otherwise three in four of those that ran."""
     capacity = incident.number("kv_cache_capacity_tokens")
     length = incident.number("max_model_len_tokens")
     running = incident.number("running_requests")
-    if (
-        running is None and incident.phase == "decode"
-    ):  # a step of decoding asks for one token of each
+    # A decoding step needs one token per request.
+    if running is None and incident.phase == "decode":
         running = incident.number("kv_slots_needed_tokens") or incident.number("max_num_seqs")
     if running is not None and running >= 2:
         value = math.floor(running * _OF_RUNNING)
@@ -245,87 +222,79 @@ def requests_in_pool(incident: Incident) -> Solution:
     missing = "how many requests ran when the KV cache was full: not printed"
     return Solution(
         None,
-        f"fewer requests hold less of the KV cache; how many is not known ({missing})",
+        f"fewer requests use less of the KV cache; how many is not known ({missing})",
         unknown=(missing,),
     )
 
 
 def requests_in_table(incident: Incident) -> Solution:
-    """Take no more requests than the engine's table of requests has places: by what may run, else
-    by what runs and what is free.
+    """Take no more requests than the engine's request table has slots.
 
-    Ranks that take requests of their own share the places
-    (sglang/srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs, 0.5.23): where all of a
-    rank's were free, the table itself is too small, and more requests are what makes it larger.
+    The limit comes from the permitted requests, otherwise from the running requests and the free
+    slots. Ranks with their own requests share the slots
+    (sglang/srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs, 0.5.23). If all slots of a
+    rank were free, the table itself is too small, and only more permitted requests enlarge it.
     """
     free = incident.number("request_slots_free")
     needed = incident.number("request_slots_needed")
     most = incident.number("max_num_seqs")
     running = incident.number("running_requests")
     if free is None or needed is None:
-        missing = "the places that were free and asked for: not printed"
+        missing = "the free and the requested slots: not printed"
         return Solution(
-            None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,)
+            None, f"needs fewer slots; by how much is not known ({missing})", unknown=(missing,)
         )
     ranks = incident.number("data_parallel_size") or 1
     if free >= needed:
         return Solution(
-            None, f"{free:g} places were free for {needed:g} requests: another pool is full"
+            None, f"{free:g} slots were free for {needed:g} requests, so another pool is full"
         )
     if most is not None and most > needed - free:
         return _of_all_places(most, free, needed, ranks)
     if running is not None:
         return Solution(
-            math.floor(running + free), f"{running:g} requests ran and {free:g} places were free"
+            math.floor(running + free), f"{running:g} requests ran and {free:g} slots were free"
         )
     if free >= _OF_RUNNING * needed:
         return Solution(
-            math.floor(free), f"{free:g} places are free at least for {needed:g} requests"
+            math.floor(free), f"at least {free:g} slots are free for {needed:g} requests"
         )
     missing = "how many requests may run (max_running_requests), or how many ran: not printed"
     return Solution(
-        None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,)
+        None, f"needs fewer slots; by how much is not known ({missing})", unknown=(missing,)
     )
 
 
 def _of_all_places(most: float, free: float, needed: float, ranks: float) -> Solution:
-    """Return how many requests may run by how many may now; more of them where all of a rank's
-    places were free.
-    """
+    """Return the number of requests from the present limit; a higher one for an empty table."""
     if ranks > 1 and free == most // ranks:
         reason = (
-            f"each of {ranks:g} ranks has {free:g} of {most:g} places, and a batch of one takes "
+            f"each of {ranks:g} ranks has {free:g} of {most:g} slots, but a batch of one needs "
             f"{needed:g}"
         )
         return Solution(math.floor(needed * ranks), reason)
     return Solution(
-        math.floor(most - needed + free), f"{needed:g} places were asked for, {free:g} were free"
+        math.floor(most - needed + free), f"{needed:g} slots were asked for, {free:g} were free"
     )
 
 
-# The share for weights and KV pool that an engine takes itself where the user gives none, from the
-# engine's own data file.
-#
-# Where no figure tells what a failed start or step lacks, a share on the wrong side of it is moved
-# there: it is what the engine's authors keep for activations and graphs.
+# An engine has a default share for weights and KV pool. If no figure shows what a failed start or
+# step lacks, a share on the wrong side of the default is set to it, because its authors leave that
+# much for activations and graphs.
 
 _TABLE: Final = "own_share"
 _MORE_RANKS: Final = 4
 
 
 def _known(incident: Incident) -> Mapping[str, Any]:
-    """Return the failed engine's table; where the text names no engine, the one of those that know
-    such a share.
-    """
+    """Return the failed engine's table; without an engine, that of one with such a share."""
     if incident.framework in engines():
         return table_of(incident.framework, _TABLE)
     return next((table for engine in engines() if (table := table_of(engine, _TABLE))), {})
 
 
 def own_share_ratio(incident: Incident) -> float | None:
-    """Return the share by the device's size, else by the number of ranks; None for an engine whose
-    data file has none.
-    """
+    """Return the engine's default share by device size, otherwise by ranks; None without one."""
     known = _known(incident)
     if not known:
         return None
@@ -337,9 +306,7 @@ def own_share_ratio(incident: Incident) -> float | None:
 
 
 def kept_bytes(incident: Incident, total_bytes: float) -> float:
-    """Return what the engine keeps of a device for activations and graphs, by the settings that are
-    known.
-    """
+    """Return the bytes that the engine leaves for activations and graphs under known settings."""
     known = _known(incident)
     if not known:
         return 0.0
@@ -369,9 +336,7 @@ def kept_bytes(incident: Incident, total_bytes: float) -> float:
 
 
 def _of_parallel_attention(incident: Incident, graphs: float, known: Mapping[str, Any]) -> float:
-    """Return what the engine keeps more for a row of a graph where each rank of attention takes
-    requests of its own.
-    """
+    """Return the additional bytes per graph row if attention ranks have their own requests."""
     flag = incident.facts.get("parallel_attention")
     ranks = incident.number("data_parallel_size") or 1
     if flag is None or flag.value is not True or ranks <= 1:
@@ -380,16 +345,13 @@ def _of_parallel_attention(incident: Incident, graphs: float, known: Mapping[str
     return float(ranks * (known["dp_graph_bytes"] + large))
 
 
-# Pages of a KV cache that are small enough: each running request takes a whole one where its last
-# is full.
+# If its last page is full, each running request needs a whole new page of the KV cache.
 
-_BACKENDS: Final = "which attention backend runs is not printed, and some take one page size only"
+_BACKENDS: Final = "the attention backend is not printed, and some accept only one page size"
 
 
 def page_for_requests(incident: Incident) -> Solution:
-    """Take the largest power of two with which each request of a step of decoding gets a page of
-    what was free.
-    """
+    """Take the largest power of two with which each decoding request gets a page of free memory."""
     free = incident.number("kv_slots_free_tokens")
     needed = incident.number("kv_slots_needed_tokens")
     now = incident.number("block_size_tokens")
@@ -405,37 +367,32 @@ def page_for_requests(incident: Incident) -> Solution:
         value = 0
     if not value or (now is not None and value >= now):
         return Solution(
-            None, f"{free:g} tokens are free for {needed:g} requests: pages are not what is missing"
+            None, f"{free:g} tokens are free for {needed:g} requests, so pages are not the problem"
         )
     return Solution(
         value, f"{needed:g} requests each take a page of {free:g} free tokens", blocked_by=_BACKENDS
     )
 
 
-# How many tokens of prompts to compute in one step: so many that the tensor which was refused fits
-# in what was free.
-#
-# What a step of prompts makes is linear in its tokens: activations, logits, scores against the
-# whole context. With fewer of them the others of the step take less as well, so what was free then
-# is the least that there will be.
+# A prefill step needs memory in proportion to its tokens: activations, logits, scores against the
+# whole context. With fewer tokens all of these shrink, so the free memory at the failure is the
+# least that there will be.
 
-# What is free moves by as much from step to step.
+# Free memory varies by this much between steps.
 _STEP_TOKENS_MARGIN_RATIO: Final = 0.1
-# Whole pages and whole tiles of the kernels.
+# A multiple of page sizes and kernel tiles.
 _MULTIPLE_TOKENS: Final = 256
-# Below so many a step is mostly overhead, and what is too large is something else.
+# Smaller steps are mostly overhead, so something else must be too large.
 _LEAST_TOKENS: Final = 512
-# vLLM makes float32 logits of a prompt and then as large a tensor of their log-probabilities:
-# vllm/v1/worker/gpu_model_runner.py _get_prompt_logprobs_dict, 0.33.0. The log does not show which
-# of the two failed.
+# vLLM makes float32 logits of a prompt and then an equally large tensor of log-probabilities
+# (vllm/v1/worker/gpu_model_runner.py _get_prompt_logprobs_dict, 0.33.0). The log does not show
+# which of them failed.
 _OF_VLLM_LOGPROBS: Final = 2
 _OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
 
 
 def step_tokens_for_tried(incident: Incident) -> Solution:
-    """Compute so many tokens of prompts in one step that the refused tensor fits in what was free:
-    tokens x free / tried x 0.9.
-    """
+    """Limit prefill tokens per step so that the tensor fits: tokens x free / tried x 0.9."""
     limit = incident.number("max_num_batched_tokens")
     ran = incident.number("step_tokens")
     tried = incident.number("tried_bytes")
@@ -445,7 +402,7 @@ def step_tokens_for_tried(incident: Incident) -> Solution:
         missing = "peak activation: not printed"
         return Solution(None, f"{lever}; by how much is not known ({missing})", unknown=(missing,))
     if "multimodal_frames" in incident.facts:
-        return Solution(None, "an encoder takes an image whole, however long a step is")
+        return Solution(None, "an encoder reads an image at once, so the step size does not matter")
     tokens = min((number for number in (limit, ran) if number), default=None)
     figures = {"how many tokens were in the step": tokens, "tried": tried, "device free": free}
     missing_names = tuple(
@@ -460,7 +417,7 @@ def step_tokens_for_tried(incident: Incident) -> Solution:
     if free >= tried:
         return Solution(
             None,
-            f"{format_gib(free)} was free for {format_gib(tried)}: a step is not what is too large",
+            f"{format_gib(free)} was free for {format_gib(tried)}, so the step is not too large",
         )
     if _is_of_vllm_logprobs(incident):
         still_wanted = tried * _OF_VLLM_LOGPROBS
@@ -485,26 +442,23 @@ def _is_of_vllm_logprobs(incident: Incident) -> bool:
     return incident.framework == "vllm" and incident.phase == "prompt_logprobs"
 
 
-# Raising the utilization: what the engine holds varies a little from start to start; on the CPU
-# backend the node's total itself moves by the minute, so the margin there is larger.
+# Margins for raising the utilization: an engine's needs vary between starts. On the CPU backend the
+# node's total itself changes, so the margin is larger.
 RAISE_MARGIN_RATIO: Final = 0.01
 RAISE_MARGIN_CPU_RATIO: Final = 0.02
 RAISE_MARGIN_BYTES: Final = 32 * MIB
-# Where the KV need of one request is not known: up to this share of the device, as far as it is
-# free.
+# If the KV need of one request is unknown, up to this share of the device is added, if it is free.
 UNKNOWN_KV_RATIO: Final = 0.10
-# Of the sequences of a warm-up that ran out of memory, so many times fewer are tried.
+# A warm-up that ran out of memory is tried with so many times fewer sequences.
 WARMUP_DIVISOR: Final = 4
-# Whole blocks of the largest default size: where it is not known how many tokens a block holds.
+# The largest default block size, used if the tokens per block are unknown.
 LARGEST_BLOCK_TOKENS: Final = 128
 
 Solver = Callable[[Incident], Solution]
 
 
 def printed_estimate(incident: Incident) -> Solution:
-    """Take ``max_model_len`` from the engine's own estimate, else from capacity, else in proportion
-    to what is left.
-    """
+    """Take ``max_model_len`` from the engine's estimate, capacity, or available KV memory."""
     length, needed, left = (
         incident.number(n)
         for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes")
@@ -518,22 +472,22 @@ def printed_estimate(incident: Incident) -> Solution:
         why = "the engine's own estimate"
     elif capacity is not None:
         value = int(capacity)
-        why = "the KV cache holds that many tokens"
+        why = "the KV cache holds this many tokens"
     elif _above_zero(needed, incident.slack("kv_cache_needed_bytes")) and _above_zero(
         left, -incident.slack("kv_cache_available_bytes")
     ):
-        assert needed is not None and left is not None  # noqa: S101, PT018 - just asked
+        assert needed is not None and left is not None  # noqa: S101, PT018 - checked above
         share = (left - incident.slack("kv_cache_available_bytes")) / (
             needed + incident.slack("kv_cache_needed_bytes")
         )
-        tokens = LARGEST_BLOCK_TOKENS  # one block less for the null block
+        tokens = LARGEST_BLOCK_TOKENS  # one block is subtracted for the null block
         value = max(0, int(length * share) // tokens * tokens - tokens)
-        why = "in proportion to the KV memory that is left"
+        why = "in proportion to the available KV memory"
     else:
-        missing = "the KV memory that is needed or left rounds to 0 and no estimate is printed"
+        missing = "the needed or available KV memory rounds to 0, and no estimate is printed"
         return Solution(None, missing, unknown=(missing,))
     if value <= 0:
-        return Solution(None, "not one block of tokens fits in the KV memory that is left")
+        return Solution(None, "not one block of tokens fits in the available KV memory")
     if value >= length:
         return Solution(None, f"{why}: {value} tokens fit, {int(length)} were asked for")
     if needed is not None:
@@ -543,7 +497,7 @@ def printed_estimate(incident: Incident) -> Solution:
     reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
     image = incident.number("image_tokens") or 0
     if value <= image:
-        blocked = f"one image takes {int(image)} tokens: prompts with one would be refused"
+        blocked = f"one image takes {int(image)} tokens, so prompts with one would be refused"
     else:
         blocked = None
     return Solution(
@@ -552,24 +506,23 @@ def printed_estimate(incident: Incident) -> Solution:
 
 
 def _above_zero(value: float | None, slack: float) -> bool:
-    """Return whether a printed figure is above zero on the given side of its rounding."""
+    """Return whether a printed figure is above zero at the given end of its rounding."""
     return value is not None and value + slack > 0
 
 
 def kv_bytes_for_max_len(incident: Incident) -> Solution:
-    """Set ``kv_cache_memory_bytes`` to hold one request of the full length: in whole blocks where
-    the model's layout is known.
+    """Set ``kv_cache_memory_bytes`` to hold one request of the full length.
 
-    KV need grows at most in proportion to the blocks of the length, so ``given * length /
-    estimate`` with ``length`` in whole blocks is enough where the engine printed that ``estimate``
-    tokens fit in ``given`` bytes. The printed need's upper edge and the engine's own block are
-    enough too: take the smaller.
+    If the model's layout is known, the value is exact in blocks. Otherwise it is the smaller of two
+    bounds. The KV need grows at most in proportion to the blocks of the length, so if the engine
+    printed that ``estimate`` tokens fit in ``given`` bytes, ``given * length / estimate`` is
+    enough. The other bound is the upper end of the printed need, plus one block.
     """
     ignored = incident.number("ignored_kv_cache_bytes")
     if ignored is not None:
         return Solution(
             None,
-            f"{format_gib(ignored)} was set and has no effect: something sets another size over it",
+            f"{format_gib(ignored)} was set but has no effect: another setting overrides it",
         )
     blocks = incident.number("kv_cache_needed_blocks")
     block_bytes = incident.number("kv_cache_block_bytes")
@@ -598,9 +551,7 @@ def kv_bytes_for_max_len(incident: Incident) -> Solution:
 
 
 def blocks_for_max_len(incident: Incident) -> Solution:
-    """Raise ``num_gpu_blocks_override`` to the blocks of one request of the full length, where the
-    memory holds them.
-    """
+    """Raise ``num_gpu_blocks_override`` to one request of the full length, if memory holds it."""
     given = incident.number("num_gpu_blocks_override")
     fitting = incident.number("kv_cache_fitting_blocks")
     length = incident.number("max_model_len_tokens")
@@ -611,7 +562,7 @@ def blocks_for_max_len(incident: Incident) -> Solution:
     if needed is None:
         return Solution(
             None,
-            "the blocks of one request are not known",
+            "the KV blocks of one request are not known",
             unknown=("KV blocks of one request: not known",),
         )
     what = (
@@ -619,13 +570,13 @@ def blocks_for_max_len(incident: Incident) -> Solution:
         f"{int(needed)} blocks"
     )
     if fitting is None:
-        blocked = "not known: how many blocks the memory holds"
+        blocked = "not known: how many KV blocks fit in memory"
         return Solution(
             int(needed), what, unknown=("KV blocks that fit: not printed",), blocked_by=blocked
         )
     if needed > fitting:
-        return Solution(None, f"{what}, and the memory holds {int(fitting)}")
-    return Solution(int(needed), f"{what}, of {int(fitting)} that the memory holds")
+        return Solution(None, f"{what}, but only {int(fitting)} fit in memory")
+    return Solution(int(needed), f"{what}, and {int(fitting)} fit in memory")
 
 
 def utilization_for_max_len(incident: Incident) -> Solution:
@@ -649,9 +600,7 @@ def utilization_for_max_len(incident: Incident) -> Solution:
 
 
 def utilization_for_kv_cache(incident: Incident) -> Solution:
-    """Raise the utilization until weights, profile peak and one request fit: (consumed + need +
-    margin) / total.
-    """
+    """Raise the utilization until one request fits: (used + need + margin) / total."""
     left = incident.number("kv_cache_available_bytes")
     if left is None:
         return Solution(
@@ -672,7 +621,7 @@ def utilization_for_kv_cache(incident: Incident) -> Solution:
         what = f", one request of {tokens} tokens needs {format_gib(need)}"
     else:
         wish = (total or 0.0) * UNKNOWN_KV_RATIO
-        what = "; one request's need is not known, so up to a tenth of the device is taken"
+        what = "; one request's need is not known, so up to a tenth of the device is added"
     deficit = -left + incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
     return _raise_by(
         incident,
@@ -691,8 +640,9 @@ def _raise_by(
     bare_bytes: float,
     wish_bytes: float = 0.0,
 ) -> Solution:
-    """Return the utilization that adds ``missing_bytes`` and a margin, and ``wish_bytes`` more as
-    far as they are free.
+    """Return the utilization with ``missing_bytes`` and a margin more.
+
+    ``wish_bytes`` are added as far as they are free.
     """
     total = incident.number("device_total_bytes")
     ratio = incident.number("gpu_memory_utilization_ratio")
@@ -734,7 +684,7 @@ def _raise_by(
         )
         value = max(value, wished)
     if value <= 0:
-        return Solution(None, "nothing lacks by these figures")
+        return Solution(None, "nothing is missing by these figures")
     if value > ceiling:
         reached = (before + bare_bytes) / total
         limit = below.removeprefix("; ") or f"only {ceiling:.2f} of the device is free"
@@ -746,8 +696,7 @@ def _raise_by(
             f"to {reached:.2f} before any KV cache; {limit}"
         )
         return Solution(None, reason)
-    # On the device's side nothing is freed: the engine may use more, and all of it becomes KV
-    # cache.
+    # This frees no device memory: the engine may use more, and all of that becomes KV cache.
     left = incident.number("kv_cache_available_bytes")
     if left is None:
         predicts = {}
@@ -757,9 +706,7 @@ def _raise_by(
 
 
 def rounded(direction: Callable[[float], int], ratio: float) -> float:
-    """Return a utilization in thousandths: a hundredth of a large device is more than a
-    gigabyte.
-    """
+    """Return a utilization in thousandths; a hundredth of a large device is over a gigabyte."""
     if direction is math.ceil:
         nudge = -1e-9
     else:
@@ -822,23 +769,22 @@ def kv_bytes_within_free(incident: Incident) -> Solution:
 
 
 def rows_that_fit(incident: Incident) -> Solution:
-    """Run as many rows at a time as fit: by a trace of the call, else few enough first that what
-    they take can be measured.
+    """Run as many rows at a time as fit; the first rows are few, and measure what a row needs.
 
-    No log prints what a row needs: the model behind a failed call solves this, and here is what is
-    missing without one.
+    No log prints a row's need. The model behind a failed call solves this setting; without one, the
+    solution names what is missing.
     """
     needed = ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes")
     missing = [name for name in needed if name not in incident.facts]
     if missing:
         why = not_shown(missing)
     else:
-        why = "what a row takes is not known"
+        why = "the memory of one row is not known"
     return Solution(None, why, unknown=tuple(f"{n}: not measured" for n in missing))
 
 
 def sequences_for_warmup(incident: Incident) -> Solution:
-    """Lower ``max_num_seqs`` to a quarter: the warm-up's buffers grow in proportion to it.
+    """Lower ``max_num_seqs`` to a quarter; the warm-up's buffers grow in proportion to it.
 
     A quarter frees three quarters of the warm-up's memory. If the log prints how much was missing,
     the share of the device is solved instead.
@@ -879,39 +825,35 @@ PRINTED: Final[dict[str, Solver]] = {
 }
 
 
-# A pool that leaves too little beside it: lowered, in whatever terms it is given, by what an
-# allocation lacked.
+# A pool leaves too little memory next to it, so it is lowered by what the failed allocation lacked.
 
-# After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32,
+# After a sampler's sort (12 bytes per logit) follow a softmax and masks (6 bytes): vLLM 0.32,
 # topk_topp_sampler.py apply_top_k_top_p_pytorch.
 _LEAST_DEFAULT_UTILIZATION: Final = 0.9  # of all versions of vLLM
 _LATER_IN_SAMPLER_RATIO: Final = 0.5
-# With more of the device in other hands its size does not tell the engine's own share of what was
-# free.
+# If other processes use more of the device than this, its size does not determine the engine's
+# default share.
 _OTHERS_RATIO: Final = 0.1
-# Weights lie in the share too, mostly unprinted: half of it is the most that a pool gives back.
+# The share includes the weights, which are rarely printed: a pool can give back at most half of it.
 _GIVES_BACK_RATIO: Final = 0.5
-# What is refused although so many times as much is free is refused for another reason (OG309).
+# An allocation that fails with so much more memory free was refused for another reason (OG309).
 _REFUSED_WITH_ROOM_RATIO: Final = 1.2
 
 
 def _still_wanted(incident: Incident, tried_bytes: float) -> float:
-    """Return what a failed allocation asked for and what would have come after it, as far as that
-    is known.
-    """
+    """Return the bytes of a failed allocation, and of those that would have followed it."""
     if incident.kind == "sampler_warmup_oom":
         return tried_bytes * (1 + _LATER_IN_SAMPLER_RATIO)
     return tried_bytes
 
 
 def lacking_beside(incident: Incident, fact: str, setting: str) -> tuple[float, tuple[str, ...]]:
-    """Return what a failed allocation lacks beside a pool, and what is not printed of the figures
-    that this takes.
+    """Return what a failed allocation next to a pool lacks, and the missing figures.
 
     Args:
         incident: the failure.
-        fact: the present size or share of the pool.
-        setting: what that is called where it is not printed.
+        fact: the fact with the present size or share of the pool.
+        setting: the name for that fact if it is missing.
     """
     total, tried, free = (
         incident.number(n) for n in ("device_total_bytes", "tried_bytes", "device_free_bytes")
@@ -929,9 +871,7 @@ def lacking_beside(incident: Incident, fact: str, setting: str) -> tuple[float, 
 
 
 def utilization_for_tried(incident: Incident) -> Solution:
-    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free +
-    margin) / total.
-    """
+    """Lower the utilization so that an allocation fits: by (tried - free + margin) / total."""
     lacking, missing = lacking_beside(
         incident, "gpu_memory_utilization_ratio", "gpu_memory_utilization"
     )
@@ -943,20 +883,18 @@ def utilization_for_tried(incident: Incident) -> Solution:
         missing = ()
         assumed = f"; its present value is not shown, {ratio:g} is assumed"
     if missing or ratio is None or not total:
-        why = f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})"
+        why = f"makes room next to the KV pool; by how much is not known ({', '.join(missing)})"
         return Solution(None, why, unknown=missing)
     value = rounded(math.floor, ratio - lacking / total)
     if value <= 0:
         tried = format_gib(incident.number("tried_bytes") or 0)
-        return Solution(None, f"{tried} beside the KV pool does not fit in {format_gib(total)}")
-    reason = f"besides the KV pool at least {format_gib(lacking)} more is needed{assumed}"
+        return Solution(None, f"{tried} next to the KV pool does not fit in {format_gib(total)}")
+    reason = f"next to the KV pool at least {format_gib(lacking)} more is needed{assumed}"
     return Solution(value, reason, round((ratio - value) * total))
 
 
 def _default_utilization(incident: Incident) -> float:
-    """Return the version's default share, the least one of all versions if the version is not
-    printed.
-    """
+    """Return the version's default share; the lowest of all versions if the version is unknown."""
     own = default_value("gpu_memory_utilization", "vllm", incident.framework_version)
     if isinstance(own, (int, float)):
         return float(own)
@@ -964,9 +902,7 @@ def _default_utilization(incident: Incident) -> float:
 
 
 def kv_bytes_for_tried(incident: Incident) -> Solution:
-    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by
-    tried - free + margin.
-    """
+    """Lower ``kv_cache_memory_bytes`` so that an allocation fits: by tried - free + margin."""
     lacking, missing = lacking_beside(incident, "kv_cache_memory_bytes", "kv_cache_memory_bytes")
     pool = incident.number("kv_cache_memory_bytes")
     if missing or pool is None:
@@ -975,23 +911,21 @@ def kv_bytes_for_tried(incident: Incident) -> Solution:
     if value <= 0:
         return Solution(
             None,
-            f"{format_gib(incident.number('tried_bytes') or 0)} does not fit beside any KV cache",
+            f"{format_gib(incident.number('tried_bytes') or 0)} does not fit next to any KV cache",
         )
     return Solution(
         value,
-        f"besides the KV cache at least {format_gib(lacking)} more is needed",
+        f"next to the KV cache at least {format_gib(lacking)} more is needed",
         round(pool - value),
     )
 
 
 def static_share_for_tried(incident: Incident) -> Solution:
-    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried -
-    free + margin) / total.
+    """Lower the static share so that an allocation fits: by (tried - free + margin) / total.
 
-    Where the share is not printed, a capture of graphs tells it: what is allocated by then is
-    weights, pool and the graphs' own pools; else it is the engine's own, where the command is shown
-    and has none. Where graphs were counted while they were captured, those that were left need no
-    more each.
+    If the share is not printed, a failed graph capture shows it: by then the allocated memory is
+    weights, pool and the graphs' own pools. Otherwise it is the engine's default, if the command is
+    shown and sets none. If the captured graphs were counted, the remaining ones need no more each.
     """
     lacking, missing = lacking_beside(incident, "mem_fraction_static_ratio", "mem_fraction_static")
     share = incident.number("mem_fraction_static_ratio")
@@ -1021,7 +955,7 @@ def static_share_for_tried(incident: Incident) -> Solution:
     ):
         return Solution(
             None,
-            f"{format_gib(free)} was free for {format_gib(tried)}: the share is not what lacks",
+            f"{format_gib(free)} was free for {format_gib(tried)}, so the share is not the problem",
         )
     assumed = ""
     is_default = missing == ("mem_fraction_static: not printed",) and incident.framework == "sglang"
@@ -1037,21 +971,21 @@ def static_share_for_tried(incident: Incident) -> Solution:
             what = "the graphs"
         else:
             what = format_gib(incident.number("tried_bytes") or 0)
-        return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
+        return Solution(
+            None, f"{what} next to weights and pool does not fit in {format_gib(total)}"
+        )
     freed = round((share - value) * total)
     if seen is None:
         now = assumed
     else:
         now = f"; {seen[1].format(seen[0])}"
     return Solution(
-        value, f"besides weights and pool at least {format_gib(lacking)} more is needed{now}", freed
+        value, f"next to weights and pool at least {format_gib(lacking)} more is needed{now}", freed
     )
 
 
 def _lacking_for_graphs(incident: Incident) -> float | None:
-    """Return what the graphs that were left when memory ran out need at most, by what those before
-    them took; None if not counted.
-    """
+    """Return the most that the remaining graphs need, from those captured; None if not counted."""
     done, wanted, free = (
         incident.number(name) for name in ("graphs_captured", "graphs_wanted", "graphs_free_bytes")
     )
@@ -1069,9 +1003,7 @@ def _lacking_for_graphs(incident: Incident) -> float | None:
 def _own_share(
     incident: Incident, share: float | None, least: float, missing: tuple[str, ...]
 ) -> Solution:
-    """Return the engine's own share where the one in force is above it, and what is missing of the
-    figures either way.
-    """
+    """Return the engine's default share if the present one is higher; otherwise what is missing."""
     own = own_share_ratio(incident)
     if own is None:
         value = None
@@ -1079,20 +1011,19 @@ def _own_share(
         value = rounded(math.floor, own)
     if value is not None and share is not None and least < value < share:
         why = (
-            "what the engine takes where no share is given; what the failure lacks is not known "
+            "the engine's default share; what the failure lacks is not known "
             f"({', '.join(missing)})"
         )
         return Solution(value, why, unknown=missing)
-    why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
+    why = f"makes room next to the pool; by how much is not known ({', '.join(missing)})"
     return Solution(None, why, unknown=missing)
 
 
 def _share_in_force(incident: Incident) -> tuple[float, str] | None:
-    """Return a share that is not printed, and how it is told; None where nothing tells it.
+    """Return an unprinted share and how it follows from other figures; None if it does not.
 
-    The pool got free_after_load - free_before_load * (1 - share) (remedy/static_share.py), unless a
-    number of tokens limits it. While graphs are captured what is allocated is weights, pool and the
-    graphs' own pools.
+    The pool gets free_after_load - free_before_load * (1 - share), unless a number of tokens limits
+    it. During graph capture the allocated memory is weights, pool and the graphs' own pools.
     """
     names = ("initial_free_bytes", "loaded_free_bytes", "kv_cache_available_bytes")
     before, loaded, pool = (incident.number(name) for name in names)
@@ -1103,47 +1034,41 @@ def _share_in_force(incident: Incident) -> tuple[float, str] | None:
         and pool < loaded
         and "max_total_tokens" not in incident.facts
     ):
-        return 1 - (loaded - pool) / before, "{:.3f} of what was free went to weights and pool"
+        return 1 - (loaded - pool) / before, "{:.3f} of the free memory went to weights and pool"
     allocated = incident.number("allocated_bytes")
     total = incident.number("device_total_bytes")
     if incident.phase == "cudagraph_capture" and allocated is not None and total:
         held = (allocated - (incident.number("private_pool_bytes") or 0)) / total
-        return held, "{:.3f} of the device is allocated by the time of the capture"
+        return held, "{:.3f} of the device was allocated before the capture"
     own = own_share_ratio(incident)
     others = incident.number("others_ratio") or 0.0
     if "launch_shown" not in incident.facts or own is None or not total or others > _OTHERS_RATIO:
         return None
-    return own, "no share is given, and {:.3f} is what the engine takes of such a device itself"
+    return own, "no share is set, and {:.3f} is the engine's default for such a device"
 
 
-# A share for weights and KV pool together (SGLang's ``mem_fraction_static``): what is outside it is
-# for activations and graphs.
-#
-# The pool gets free_after_load - free_before_load * (1 - share):
-# sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to 0.5.23. So the least share
-# is what the weights take of what was free, and a lower one makes a pool that is too small worse.
+# SGLang's ``mem_fraction_static`` is the share of weights and KV pool; the rest is for activations
+# and graphs. The pool gets free_after_load - free_before_load * (1 - share)
+# (sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to 0.5.23). So the lowest
+# share is that of the weights, and lowering it makes a pool that is too small worse.
 
-# A pool that is worth a start: so much of what was free.
+# A useful pool has at least this ratio of the free memory.
 _POOL_RATIO: Final = 0.02
 _HIGHEST: Final = 0.97
-# A share so much below the engine's own was set too low; one nearer to it fails for other reasons
-# as likely.
+# A share this far below the default was set too low; one nearer to it may fail for other reasons.
 _WELL_BELOW: Final = 0.05
-# Where the weights take more than that allows: what is left must do for activations, on devices of
-# 80 GB and more.
+# The limit if the weights take more: the rest must do for activations, on devices of 80 GB or more.
 _HIGHEST_ABOVE_WEIGHTS: Final = 0.975
 
 
 def static_share_for_pool(incident: Incident) -> Solution:
-    """Raise the share of weights and pool to all but what the engine itself keeps for activations,
-    above what the weights take.
-    """
+    """Raise the share of weights and pool to the engine's default, and above the weights' share."""
     before = incident.number("initial_free_bytes")
     least = incident.number("static_share_least_ratio")
     now = incident.number("mem_fraction_static_ratio")
     if least is None:
         return _without_figures(incident, now)
-    # Where that is not known, the least that holds a pool, as SGLang's own message advises.
+    # Without these figures, the lowest share with a pool, as SGLang's own message advises.
     if before:
         wished = min(_HIGHEST, 1 - kept_bytes(incident, before) / before)
     else:
@@ -1152,22 +1077,20 @@ def static_share_for_pool(incident: Incident) -> Solution:
     if value > _HIGHEST_ABOVE_WEIGHTS or (now is not None and value <= now):
         return Solution(
             None,
-            f"the weights take {least:.3f} of what was free: no share leaves activations their "
-            "room",
+            f"the weights take {least:.3f} of the free memory, so no share leaves enough for "
+            "activations",
         )
     if before is None:
         pool = {}
     else:
         pool = {"kv_cache_available_bytes": before * (value - least)}
     return Solution(
-        value, f"the weights alone take {least:.3f} of what was free before them", predicts=pool
+        value, f"the weights alone take {least:.3f} of the memory that was free", predicts=pool
     )
 
 
 def _without_figures(incident: Incident, now: float | None) -> Solution:
-    """Return the engine's own share where the one in force is well below it, and what is missing of
-    the figures either way.
-    """
+    """Return the engine's default share if the present one is well below; else what lacks."""
     missing = "what is free before and after loading the weights: not printed"
     own = own_share_ratio(incident)
     if own is None:
@@ -1178,21 +1101,17 @@ def _without_figures(incident: Incident, now: float | None) -> Solution:
     total = incident.number("device_total_bytes")
     fits = not weights or not total or weights / total + _POOL_RATIO < value
     if now is not None and now <= value - _WELL_BELOW and fits:
-        why = (
-            "what the engine takes where no share is given; the least that would do is not known "
-            f"({missing})"
-        )
+        why = f"the engine's default share; the lowest that is enough is not known ({missing})"
         return Solution(value, why, unknown=(missing,))
     if now is None:
         above = ""
     else:
         above = f", above {now:g}"
-    why = f"leaves room for the KV cache{above}; by how much is not known ({missing})"
+    why = f"leaves memory for the KV cache{above}; by how much is not known ({missing})"
     return Solution(None, why, unknown=(missing,))
 
 
-# All solvers that a fix of a rule may name, whatever their numbers come from.
-
+# All solvers that a rule's fix may name.
 SOLVERS: Final[Mapping[str, Solver]] = {
     **PRINTED,
     "utilization_for_tried": utilization_for_tried,

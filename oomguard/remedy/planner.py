@@ -1,6 +1,4 @@
-"""From causes to a plan: solve each fix to a value, ask the policy, put the least costly that fits
-first.
-"""
+"""Turn causes into a plan: solve each fix, apply the policy, and sort by cost."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from oomguard.remedy.value_checks import contradiction
 from oomguard.rules.rule import Fix, Rule
 from oomguard.rules.rule_files import RuleSet
 
-# A cause that is so much less sure than the first one is not acted on before it.
+# A cause whose confidence is lower by this much is not acted on before the first one.
 MUCH_SURER: Final = 0.3
 
 Tried = Collection[tuple[str, FactValue]]
@@ -41,21 +39,22 @@ def plan(
     tried: Tried = (),
     model: FailureModel | None = None,
 ) -> Incident:
-    """Return the incident with its plan: one patch for each setting, applicable ones first, then
-    blocked, then unsolved.
+    """Return the incident with its plan: one patch per setting.
 
-    What only a much less sure cause changes comes after all of these. A value that known figures
-    contradict becomes an alternative.
+    Applicable patches come first, then blocked ones, then unsolved ones. Patches that only a much
+    less certain cause suggests come last. A value that contradicts known figures becomes an
+    alternative.
 
     Args:
         incident: a failure with its causes.
         rules: the rules that named them, with their fixes.
         policy: what the user permits.
         tried: (setting, value) pairs that failed; none is planned again.
-        model: what is behind the failure, where that is known; it solves what the printed numbers
-            leave open.
+        model: the model behind the failure, which solves what printed numbers cannot; None without
+            one.
 
-    Raises SettingError where a rule names an unknown setting or solver.
+    Raises:
+        SettingError: a rule names an unknown setting or solver.
     """
     patches: dict[str, Patch] = {}
     alternatives: dict[str, Alternative] = {}
@@ -66,9 +65,8 @@ def plan(
             continue
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
-            knob = setting(
-                fix.setting
-            )  # an unknown name is the rule author's mistake, told before anything is solved
+            # An unknown name is a mistake in the rule, reported before anything is solved.
+            knob = setting(fix.setting)
             is_foreign_here = is_foreign(knob.name, incident.framework)
             if (
                 fix.setting in patches
@@ -103,10 +101,8 @@ def plan(
         _add_modelled(incident, model, policy, tried, patches, alternatives)
     elif model is not None and all(patch.effect > Effect.OUTPUT_PRESERVING for patch in applicable):
         _keep_more(incident, model, policy, tried, patches)
-    if "device_total_bytes" not in incident.facts and incident.kind not in {
-        "engine_dead",
-        "host_oom",
-    }:  # no help there
+    has_device = incident.kind not in {"engine_dead", "host_oom"}
+    if has_device and "device_total_bytes" not in incident.facts:
         unknown.setdefault("device total: not printed")
     return replace(
         incident,
@@ -117,9 +113,7 @@ def plan(
 
 
 def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, ...]:
-    """Return the patches in the order of the plan: those of sure causes first, of those what may be
-    applied, then by its cost.
-    """
+    """Return the patches in the plan's order: certain causes, then applicable ones, then cost."""
     shown = (
         replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p
         for p in patches
@@ -128,7 +122,7 @@ def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, 
     weak = {cause.rule for cause in causes if cause.confidence < causes[0].confidence - MUCH_SURER}
 
     def key(patch: Patch) -> tuple[bool, bool, bool, int, Effect]:
-        # Of what is not solved the surest cause's comes first: none of it costs anything yet.
+        # Unsolved patches cost nothing yet, so the most certain cause's come first.
         if patch.new is None:
             rank = ranks.get(patch.rule, 0)
         else:
@@ -141,9 +135,7 @@ def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, 
 def _take_what_is_left(
     patches: dict[str, Patch], instead: dict[str, Patch], alternatives: dict[str, Alternative]
 ) -> None:
-    """Make patches of the alternatives that may be applied, where the user ruled out all that is
-    better than they are.
-    """
+    """Turn applicable alternatives into patches if the user has ruled out everything better."""
     if patches and all(is_out_of_question(patch) for patch in patches.values()):
         for name, patch in instead.items():
             if patch.applicable:
@@ -164,13 +156,11 @@ def _add_modelled(
     patches: dict[str, Patch],
     alternatives: dict[str, Alternative],
 ) -> None:
-    """Add what the model behind the failure has, where no printed number leads to a patch that may
-    be applied.
-    """
+    """Add the model's values if no printed number leads to an applicable patch."""
     together = model.solve_together(incident, policy)
     if together and not any((patch.setting, patch.new) in tried for patch in together):
-        # What may be applied takes the place of what may not; what may not does not hide a value
-        # that the engine printed.
+        # An applicable patch replaces a blocked one, but a blocked one must not hide a value that
+        # the engine printed.
         keeps_more = _keeps_more(together, patches)
         for patch in together:
             if patch.blocked_by == HARD_LIMIT:
@@ -184,7 +174,7 @@ def _add_modelled(
             planned = patches.get(other.setting)
             if planned is None or planned.new is None or other.new is None:
                 alternatives.setdefault(other.setting, other)
-            else:  # by the model's files instead of its weights alone
+            else:  # the model's files are better than its weights alone
                 patches[other.setting] = replace(
                     planned,
                     new=other.new,
@@ -197,9 +187,7 @@ def _add_modelled(
 def _keep_more(
     incident: Incident, model: FailureModel, policy: Policy, tried: Tried, patches: dict[str, Patch]
 ) -> None:
-    """Put a group in the place of a patch that cuts one of its settings further: together they keep
-    more of it.
-    """
+    """Replace a patch by a group if the group keeps more of the patch's setting."""
     together = model.solve_together(incident, policy)
     if any((patch.setting, patch.new) in tried or not patch.applicable for patch in together):
         return
@@ -208,7 +196,7 @@ def _keep_more(
 
 
 def _keeps_more(together: Iterable[Patch], patches: Mapping[str, Patch]) -> bool:
-    """Return whether a group keeps more of a setting than the patch that changes it alone."""
+    """Return whether a group keeps more of a setting than the single patch for it."""
     return any(
         patch.setting in patches and _exceeds(patch.new, patches[patch.setting].new)
         for patch in together
@@ -220,9 +208,7 @@ def _exceeds(one: FactValue | None, other: FactValue | None) -> bool:
 
 
 def _missing(fix: Fix, incident: Incident) -> list[str] | None:
-    """Return the unknown facts that the fix's conditions need; None where a condition is known not
-    to hold.
-    """
+    """Return the unknown facts in the fix's conditions; None if a condition is false."""
     missing: list[str] = []
     for condition in fix.when:
         held = condition.evaluate(incident.facts)
@@ -236,8 +222,9 @@ def _missing(fix: Fix, incident: Incident) -> list[str] | None:
 def _solve(
     fix: Fix, incident: Incident, missing: list[str], model: FailureModel | None
 ) -> Solution:
-    """Solve the fix's value, also where nobody knows what the user set; any other missing fact
-    leaves it unsolved.
+    """Solve the fix's value.
+
+    It may be unknown what the user set; any other missing fact leaves the value unsolved.
     """
     needed = [name for name in missing if not name.endswith("_set")]
     if needed:
@@ -246,7 +233,10 @@ def _solve(
         value = _typed(fix.setting, fix.value.evaluate(incident.facts))
         if value is None:
             names = fix.value.missing(incident.facts)
-            return Solution(None, not_shown(names) if names else f"not a value of {fix.setting}")
+            reason = f"the rule's value does not fit {fix.setting}"
+            if names:
+                reason = not_shown(names)
+            return Solution(None, reason)
         return Solution(value, "")
     if model and (fix.lever or fix.solve in MODELLED):
         modelled = model.solve(fix.setting, incident)
@@ -271,8 +261,9 @@ def _solve(
 def _contradicted(
     patch: Patch, incident: Incident, model: FailureModel | None
 ) -> Alternative | None:
-    """Return the alternative that a patch becomes because known figures are against its value; None
-    if none are.
+    """Return the alternative that replaces a patch whose value contradicts known figures.
+
+    None if nothing contradicts it.
     """
     if patch.new is None:
         return None
@@ -285,7 +276,7 @@ def _contradicted(
 
 
 def _typed(name: str, value: FactValue | None) -> FactValue | None:
-    """Return a rule's value as the setting's own type; None where it cannot be one."""
+    """Return a rule's value in the setting's type; None if it has another type."""
     kind = setting(name).type
     if value is None or isinstance(value, str) != (kind == "str"):
         return None
@@ -331,13 +322,12 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
 def next_patches(
     incident: Incident, carries: Callable[[str], bool], tried: Tried = ()
 ) -> tuple[Patch, ...]:
-    """Return the patches to apply now: the first applicable one that is carried, and those that
-    belong with it.
+    """Return the patches to apply now: the first applicable one, with its group.
 
     Args:
         incident: a failure with its plan.
-        carries: whether a setting's new value can reach what is run again.
-        tried: the (setting, value) pairs that failed; no group with one of them is returned.
+        carries: returns whether a setting of the next attempt can be changed.
+        tried: (setting, value) pairs that failed; no group with one of them is returned.
     """
     for patch in incident.plan:
         group = [

@@ -17,11 +17,11 @@ from oomguard.core.settings import SETTINGS, setting, value_in_force
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
 DEFAULT_MAX_PER_HOUR: Final = 3
-# Why a patch is blocked that raises what the user wrote in bytes: it is an alternative then.
+# Why a patch that exceeds the user's byte count is blocked; it becomes an alternative.
 HARD_LIMIT: Final = "a byte count you set"
 
 
-# How a reason begins by which no permission leads to a patch.
+# Beginnings of reasons that no permission can lift.
 _NEVER: Final = ("pinned", "below ")
 YOU_SET_IT: Final = "you set it: --allow {} permits it"
 _FORBIDS: Final = "--allow {} forbids what {}"
@@ -30,8 +30,9 @@ _FORBIDDEN: Final = re.compile(re.escape(_FORBIDS).replace(r"\{\}", "[a-z-]+"))
 
 @dataclass(frozen=True, slots=True)
 class LeastValue:
-    """The least value with which what is run can do its work, and what tells so; ``inf``: the value
-    it had.
+    """The least value with which the user's requests work, and the reason.
+
+    ``inf``: the value that it had.
     """
 
     value: float
@@ -40,13 +41,19 @@ class LeastValue:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``allow`` None is the default policy: output-preserving always, reduces-capacity only on what
-    the user left alone.
+    """What the user permits.
 
-    An explicit ``allow`` permits effects up to it on every setting and forbids the rest; pinned
-    settings and floors (``minimum`` by setting) hold in any case, and so does what the command
-    itself needs (``needed``). ``deadline_s`` is seconds from the start of the first attempt.
-    ``max_per_hour`` is for a command: relaunches within any hour.
+        Policy(allow=Effect.REDUCES_CAPACITY, pinned=frozenset({"max_model_len"}))
+
+    Attributes:
+        allow: the highest permitted effect for every setting. None is the default: keep outputs the
+            same; reduce capacity only for settings that the user did not set.
+        pinned: settings that are never changed.
+        minimum: the lowest permitted value by setting.
+        max_relaunches: the number of relaunches after the first attempt.
+        deadline_s: seconds from the start of the first attempt; None: no deadline.
+        max_per_hour: relaunches of a command within any hour.
+        needed: what the command's own requests need, by setting.
     """
 
     allow: Effect | None = None
@@ -57,9 +64,8 @@ class Policy:
     max_per_hour: int = DEFAULT_MAX_PER_HOUR
     needed: Mapping[str, LeastValue] = field(default_factory=lambda: MappingProxyType({}))
 
-    # one reason a line
     def blocks(self, patch: Patch, incident: Incident) -> str | None:
-        """Why this patch is not permitted, None where it is."""
+        """Return why this patch is not permitted; None if it is."""
         if (held := self.holds(patch)) is not None:
             return held
         knob = SETTINGS[patch.setting]
@@ -85,21 +91,22 @@ class Policy:
         if by_user is False:
             return None
         if by_user:
-            told = YOU_SET_IT
+            allowance = YOU_SET_IT
         else:
-            told = "you may have set it; --allow {} permits it"
-        return told.format(patch.effect)
+            allowance = "you may have set it; --allow {} permits it"
+        return allowance.format(patch.effect)
 
     def forbids(self, patch: Patch) -> str | None:
-        """Return how an explicit ``allow`` forbids a patch; None where it does not."""
+        """Return how an explicit ``allow`` forbids a patch; None if it does not."""
         is_over = self.allow is not None and patch.effect > self.allow
         if is_over:
             return _FORBIDS.format(self.allow, patch.effect)
         return None
 
     def holds(self, patch: Patch) -> str | None:
-        """Return what stands against a patch whatever is allowed: a pin, a floor, what the command
-        needs; None: nothing.
+        """Return what forbids a patch with any permission: a pin, a minimum, or the command's need.
+
+        None if nothing does.
         """
         if patch.setting in self.pinned:
             return "pinned"
@@ -112,17 +119,18 @@ class Policy:
             and patch.new is not None
             and _below(patch.new, min(need.value, _value(patch.old)))
         ):
-            return (
-                f"below {'what' if math.isinf(need.value) else f'the {need.value:.0f} that'} "
-                f"{need.why}"
-            )
+            if math.isinf(need.value):
+                least = "what"
+            else:
+                least = f"the {need.value:.0f} that"
+            return f"below {least} {need.why}"
         return None
 
 
 def set_by_user(name: str, incident: Incident) -> bool | None:
-    """Return whether the user set a setting of the failed run; None if nothing shows it.
+    """Return whether the user set a setting of the failed run; None if it is unknown.
 
-    A printed value that is the default of no version was set by somebody.
+    A printed value that is not any version's default was set by the user.
     """
     in_force = incident.settings.get(name)
     if incident.settings_complete:
@@ -151,10 +159,18 @@ def make_policy(
     deadline_s: float | None = None,
     max_per_hour: int = DEFAULT_MAX_PER_HOUR,
 ) -> Policy:
-    """The policy that a user's words say; raises SettingError for an unknown effect or setting."""
+    """Make a policy from the user's words.
+
+        make_policy("reduces-capacity", pinned=["dtype"], minimum={"max_model_len": 8192})
+
+    Raises:
+        SettingError: the effect or a setting is unknown.
+    """
     names = [str(effect) for effect in Effect]
     if allow is not None and allow not in names:
-        raise SettingError(f"allow={allow!r}", hint=f"one of {', '.join(names)}")
+        raise SettingError(
+            f"allow={allow!r} is not an effect", hint=f"Use one of {', '.join(names)}."
+        )
     return Policy(
         None if allow is None else Effect.parse(allow),
         frozenset(pinned_name(name) for name in pinned),
@@ -166,8 +182,10 @@ def make_policy(
 
 
 def pinned_name(name: str) -> str:
-    """Return the name of a setting, or of an engine's argument that nothing here changes; raises
-    SettingError for any other.
+    """Return the name of a setting, or of an engine argument that oomguard never changes.
+
+    Raises:
+        SettingError: the name is neither.
     """
     canonical = name.lstrip("-").replace("-", "_")
     if canonical not in SETTINGS and canonical in unmanaged_arguments():
@@ -176,7 +194,7 @@ def pinned_name(name: str) -> str:
 
 
 def with_needed(policy: Policy, needed: Mapping[str, LeastValue]) -> Policy:
-    """Return the policy with what a command needs, beside what was known of that before."""
+    """Return the policy with a command's needs; the higher of two needs counts."""
     joined = dict(policy.needed)
     for name, need in needed.items():
         known = joined.get(name)
@@ -188,16 +206,12 @@ def with_needed(policy: Policy, needed: Mapping[str, LeastValue]) -> Policy:
 
 
 def is_out_of_question(patch: Patch) -> bool:
-    """Return whether a patch stays undone whatever is allowed: its setting is pinned, or it goes
-    below what has to be.
-    """
+    """Return whether no permission can lead to a patch: it is pinned, or below a minimum."""
     return patch.blocked_by is not None and patch.blocked_by.startswith(_NEVER)
 
 
 def is_refused(patch: Patch) -> bool:
-    """Return whether the user said no to a patch: as ``is_out_of_question``, and by an effect that
-    forbids it.
-    """
+    """Return whether the user rules a patch out, by a pin, a minimum or a forbidden effect."""
     return is_out_of_question(patch) or _FORBIDDEN.match(patch.blocked_by or "") is not None
 
 
@@ -211,16 +225,13 @@ def _below(a: FactValue | None, b: FactValue | None) -> bool:
     return not isinstance(a, str | None) and not isinstance(b, str | None) and a < b
 
 
-# Whether a patch may be applied by itself: what the value is now must be known, and the policy must
-# permit the change.
+# A patch applies automatically only if the present value is known and the policy permits it.
 
 _ONE_GROUP: Final = 1
 
 
 def present_value(name: str, incident: Incident) -> FactValue | None:
-    """Return the setting's value in force; None where nobody says it and the engine's default is
-    only assumed.
-    """
+    """Return the setting's effective value; None if only the engine's default may be assumed."""
     known = value_in_force(name, incident.settings, incident.facts)
     if known is not None:
         return known[0]
@@ -230,16 +241,16 @@ def present_value(name: str, incident: Incident) -> FactValue | None:
 
 
 def why_blocked(patch: Patch, incident: Incident, policy: Policy) -> str | None:
-    """Return why this patch is not applied by itself, None where it may be."""
+    """Return why this patch is not applied automatically; None if it may be."""
     return assumed(patch.setting, incident) or policy.blocks(patch, incident)
 
 
 def assumed(name: str, incident: Incident) -> str | None:
-    """Return why the present value is only assumed, None where it is known or does not matter.
+    """Return why the present value is only assumed; None if it is known or does not matter.
 
-    Where the settings are all listed, one that is not listed has its default. A number of a launch
-    is moved from where it stands, so where it stands must be known; a switch is set, and what a
-    call takes is measured, not assumed.
+    If the settings are complete, an unlisted one has its default. A launch's number is changed
+    relative to its present value, so that must be known. A switch is simply set, and a call's needs
+    are measured.
     """
     of_a_launch = bool(surface(name, incident.framework).flags)
     if incident.settings_complete or not of_a_launch or SETTINGS[name].type not in {"int", "float"}:
@@ -247,15 +258,13 @@ def assumed(name: str, incident: Incident) -> str | None:
     if present_value(name, incident) is not None:
         return None
     default = default_value(name, incident.framework, incident.framework_version)
-    return "its present value is not shown" + (
-        "" if default is None else f" ({default}, the default, is assumed)"
-    )
+    if default is None:
+        return "its present value is not shown"
+    return f"its present value is not shown ({default}, the default, is assumed)"
 
 
 def grouped(patches: Sequence[Patch], incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-    """Return patches that are applied together, and one alone as it is: what blocks one of them
-    blocks all.
-    """
+    """Return patches as one group, in which one blocked patch blocks all."""
     blocked = next(
         (why for patch in patches if (why := why_blocked(patch, incident, policy))), None
     )

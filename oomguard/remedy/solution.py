@@ -1,4 +1,4 @@
-"""A solved value, or the reason why none was found."""
+"""Represent a solved value, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from oomguard.core.facts import REGISTRY, FactValue
 from oomguard.core.incident import Effect
 from oomguard.core.settings import SETTING_FACTS
 
-# What is not known of a failure, in plain words: never by the name of a fact.
-
+# Words for unknown facts: a message never shows a fact's name.
 _ENTRY: Final = re.compile(r"(?P<what>.+): not (?:printed|known|measured)(?P<more> \(.*\))?")
 _IN_WORDS: Final = {
     "attention implementation": "which attention implementation is in use",
@@ -35,16 +34,14 @@ _IN_WORDS: Final = {
     "vocabulary size": "the size of the vocabulary",
     "weights": "the size of the weights",
 }
-# What no log shows: naming it says nothing of this one.
+# No log shows this, so naming it would say nothing about the failure.
 _OUTSIDE: Final = "a quantised checkpoint of this model: not known"
 _AS_IT_IS: Final = ("the ", "what ", "how ", "who ", "whether ", "which ", "a ", "an ")
 _SETTINGS: Final = {fact: name for name, fact in SETTING_FACTS.items()}
 
 
 def in_words(name: str) -> str:
-    """Return what is missing as the end of a sentence: ``the batch size``, ``whether you set
-    max_model_len``.
-    """
+    """Return a missing fact as the end of a sentence, such as ``the batch size``."""
     if name in _IN_WORDS:
         return _IN_WORDS[name]
     setting = _SETTINGS.get(name, name)
@@ -64,15 +61,13 @@ def in_words(name: str) -> str:
 
 
 def not_shown(names: Iterable[str]) -> str:
-    """Return one sentence that names all that a failure lacks."""
+    """Return one sentence that names all missing facts."""
     *some, last = dict.fromkeys(in_words(name) for name in names)
     return f"The log does not show {', '.join(some) + ' and ' if some else ''}{last}."
 
 
 def as_sentence(entry: str) -> str:
-    """Return an entry of what is unknown (``device total: not printed``) as a sentence; any other
-    text as it is.
-    """
+    """Return an entry like ``device total: not printed`` as a sentence, else unchanged."""
     found = _ENTRY.fullmatch(entry)
     if found is None:
         return entry
@@ -82,17 +77,22 @@ def as_sentence(entry: str) -> str:
 
 
 def as_sentences(entries: Iterable[str]) -> tuple[str, ...]:
-    """Return the entries as sentences, each once, without what no log shows."""
+    """Return the entries as distinct sentences, without those that no log can show."""
     return tuple(dict.fromkeys(as_sentence(entry) for entry in entries if entry != _OUTSIDE))
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A value that is predicted to fit, or None with the reason that names what is missing.
+    """A value that should fit, or None with a reason that names what is missing.
 
-    ``predicts`` maps facts to what the next attempt should show; ``blocked_by`` says why the value
-    cannot be applied whatever the policy permits. ``effect`` is what the value costs here; None:
-    what it costs anywhere.
+    Attributes:
+        value: the value; None if there is none.
+        reason: why this value, or why none.
+        freed_bytes: the bytes that the change frees; None: unknown.
+        unknown: the missing facts.
+        predicts: facts that the next attempt should show.
+        blocked_by: why it cannot be applied with any permission; None: nothing.
+        effect: its effect here; None: the setting's usual effect.
     """
 
     value: FactValue | None

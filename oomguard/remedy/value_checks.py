@@ -1,6 +1,4 @@
-"""Whether a solved value agrees with the other figures that are known: one that contradicts them is
-not offered.
-"""
+"""Check a solved value against other known figures; contradicting ones are dropped."""
 
 from __future__ import annotations
 
@@ -10,22 +8,22 @@ from oomguard.core.facts import FactValue, format_gib
 from oomguard.core.incident import Incident
 from oomguard.estimate.constants import others_margin_ratio
 
-# Parameters counted by a model's name, and a data type that nothing prints, are off by this much at
-# most.
+# A parameter count from a model's name, or an unprinted data type, may be wrong by this much.
 _SURE_OF_ESTIMATE: Final = 0.9
 _FROM_FILES: Final = "config"
-# Failures of a start: what their figures call free was free before the engine took anything.
+# In these failures of a start, the free memory is that before the engine used any.
 _FREE_AT_START: Final = {
     "startup_free_memory_below_utilization": "device_free_bytes",
     "kv_cache_none_left": "initial_free_bytes",
     "kv_cache_too_small_for_max_len": "initial_free_bytes",
 }
-_NO_ROOM_SHOWN: Final = "The log does not show that so much of the device is free."
+_NO_ROOM_SHOWN: Final = "The log does not show that the device has so much free memory."
 
 
 class Contradiction(NamedTuple):
-    """Why a value is not part of the plan; ``is_proved`` says that it cannot work, not only that
-    nothing shows that it does.
+    """Why a value is not in the plan.
+
+    ``is_proved``: the value cannot work. Otherwise nothing shows that it works.
     """
 
     why: str
@@ -35,14 +33,15 @@ class Contradiction(NamedTuple):
 def contradiction(
     name: str, value: FactValue, incident: Incident, *, by_model: bool = False
 ) -> Contradiction | None:
-    """Return what is known against a value of a setting, None if nothing is.
+    """Return what contradicts a value of a setting; None if nothing does.
 
     Args:
         name: the setting.
         value: its solved value.
         incident: the failure.
-        by_model: the memory model solved it, which knows the weights better than the model's name
-            does.
+        by_model: whether the memory model solved it, which knows the weights better than the
+        model's
+            name does.
     """
     if isinstance(value, (str, bool)):
         return None
@@ -58,8 +57,9 @@ def contradiction(
 
 
 def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
-    """Return what the weights of one rank take at least: as printed, by the model's files, or by
-    its name unless ``is_exact``.
+    """Return the least bytes of a rank's weights, printed, from files, or by the model name.
+
+    ``is_exact`` excludes the name. None if they are unknown.
     """
     printed = incident.number("model_weights_bytes")
     if printed is not None:
@@ -80,9 +80,7 @@ def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
 
 
 def free_at_start(incident: Incident) -> float | None:
-    """Return what was free of the fullest device before the engine started, None if it is not
-    printed.
-    """
+    """Return what was free on the fullest device before the start; None if it was not printed."""
     name = _FREE_AT_START.get(incident.kind)
     if name is None:
         return None
@@ -105,13 +103,13 @@ def _against_share(value: float, incident: Incident, *, by_model: bool) -> Contr
         "device_total_bytes"
     ):
         return Contradiction(
-            f"{value:g} of the device is {format_gib(share)}, and {format_gib(free)} is free"
+            f"{value:g} of the device is {format_gib(share)}, but only {format_gib(free)} is free"
         )
     return None
 
 
 def _against_kv_bytes(value: float, incident: Incident) -> Contradiction | None:
-    """Return what is against a larger KV cache; a smaller one than the engine has always fits."""
+    """Return what contradicts a larger KV cache; a smaller one than the present always fits."""
     has = max(
         incident.number(name) or 0.0
         for name in (
@@ -134,10 +132,10 @@ def _against_kv_bytes(value: float, incident: Incident) -> Contradiction | None:
 
 
 def _room_for_kv(incident: Incident, has: float) -> float | None:
-    """Return the largest KV cache that the device has room for; None if the log does not show it.
+    """Return the largest KV cache that fits; None if the log does not show it.
 
-    The share leaves ``has`` for the KV cache; a size in bytes may also take what is free beyond the
-    share.
+    The share leaves ``has`` bytes for the KV cache. A size in bytes may also use free memory beyond
+    the share.
     """
     total = incident.number("device_total_bytes")
     ratio = incident.number("gpu_memory_utilization_ratio")
@@ -161,12 +159,12 @@ def _room_for_kv(incident: Incident, has: float) -> float | None:
 
 
 def _against_length(value: float, incident: Incident) -> Contradiction | None:
-    """Return what is against a length: the command's own requests are longer."""
+    """Return what contradicts a length: longer requests of the command itself."""
     parts = [incident.number("asked_input_tokens"), incident.number("asked_output_tokens")]
     asked = sum(part for part in parts if part is not None)
     old = incident.number("max_model_len_tokens")
     if value < asked and (old is None or asked <= old):
         return Contradiction(
-            f"the command itself asks for requests of {asked:.0f} tokens, {value:.0f} are fewer"
+            f"the command itself asks for requests of {asked:.0f} tokens, more than {value:.0f}"
         )
     return None

@@ -1,1 +1,1 @@
-"""Keep the ledger of attempts and wait for memory to come back: shared by loop, guard and run."""
+"""Keep the ledger of attempts, and wait for memory; guard, loop and run share this."""

@@ -1,10 +1,9 @@
-"""The ledger of one remedied run: what was tried, what came of it, and what the next attempt
-changes.
+"""Record the attempts of one run, and choose what the next one changes.
 
-A guarded call, a loop over ``oomguard.attempts`` and a command under ``oomguard run`` go the same
-way: an attempt begins with the patches chosen after the last one, ends with what was seen, and
-leads to the next patches, until it succeeds, nothing is left to change, or the policy leaves no
-attempt.
+A guarded call, a loop over ``oomguard.attempts`` and ``oomguard run`` work in the same way. Each
+attempt applies the patches chosen after the last one, and its end leads to the next patches. The
+run ends when an attempt succeeds, when nothing is left to change, or when the policy permits no
+further attempt.
 """
 
 from __future__ import annotations
@@ -26,26 +25,28 @@ if TYPE_CHECKING:
     from oomguard.rules.rule_files import RuleSet
 
 
-# What explains a failure is loaded when there is one: a run that succeeds starts at once.
-
-
+# Modules that explain failures load only when there is one, so that a successful run starts fast.
 DEVICE: Final = "device"
 
 
 class Ledger:
     """The attempts of one run under one policy.
 
+        for number in ledger.rounds():
+            attempt = ledger.end(incident, error="OutOfMemoryError")
+            ledger.choose(incident, lambda setting: True)
+
     Attributes:
-        settings: the settings that may be changed, with their values in the attempt under way.
-        patches: what is new in the attempt under way.
-        pending: the patches of the next attempt; empty where none follows.
+        settings: the settings that may change, with their values in the present attempt.
+        patches: the patches of the present attempt.
+        pending: the patches of the next attempt; empty if none follows.
         attempts: the attempts that ended, in order.
-        tried: every (setting, value) that failed; none is chosen again.
-        diagnosis: the last one that found an incident, else the first.
-        exhausted: whether patches were left when the policy's relaunches or its time were not.
+        tried: (setting, value) pairs that failed; none is chosen again.
+        diagnosis: the last diagnosis with an incident, otherwise the first one.
+        exhausted: whether patches were left, but no relaunches or no time.
         left: these patches.
-        is_change_left: whether all ranks permit a change though no attempt follows; None: no ranks
-            have agreed on that.
+        is_change_left: whether all ranks permit a change though no attempt follows; None: the ranks
+            have not agreed on that.
     """
 
     def __init__(self, policy: Policy, settings: Mapping[str, FactValue] | None = None) -> None:
@@ -65,10 +66,10 @@ class Ledger:
         self._began_s = self._attempt_began_s = time.monotonic()
 
     def reopen(self, *, anew: bool) -> Attempt:
-        """Take the last attempt back, which ended well and has failed since, and return it.
+        """Take back the last attempt, which succeeded but has failed since, and return it.
 
-        ``anew``: relaunches and time count from here, as it did what it was for. What failed before
-        is not tried again.
+        ``anew``: count relaunches and time from now, because the attempt had done its work. What
+        failed before is not tried again.
         """
         taken = self.attempts.pop()
         self.patches = taken.patches
@@ -80,23 +81,14 @@ class Ledger:
         return taken
 
     def rounds(self) -> Iterator[int]:
-        """Begin one attempt after the other and yield its number; end where the last one chose no
-        patches and is not repeated.
+        """Begin one attempt after another and yield its number.
 
-        A run that succeeds at once loads no tenacity: it drives the relaunches.
+        The loop ends when ``choose`` leaves no patches, ``repeat`` was not called, or the policy
+        permits no further attempt.
         """
         yield self._begin()
-        if self._leads_on and self.leaves_another():
-            import tenacity
-
-            relaunches = tenacity.Retrying(
-                retry=tenacity.retry_if_result(lambda _result: self._leads_on),
-                stop=lambda _state: not self.leaves_another(),
-                retry_error_callback=lambda _state: None,
-            )
-            for relaunch in relaunches:
-                yield self._begin()
-                relaunch.retry_state.set_result(None)
+        while self._leads_on and self.leaves_another():
+            yield self._begin()
         self.exhausted = self.exhausted or self._leads_on
 
     @property
@@ -114,7 +106,7 @@ class Ledger:
         return len(self.attempts) + 1
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop settings that are not changed any more."""
+        """Drop settings that do not change any more."""
         for name in names:
             del self.settings[name]
 
@@ -128,15 +120,15 @@ class Ledger:
         local_models: bool = False,
         behind: FailureModel | None = None,
     ) -> Diagnosis:
-        """Explain a failed attempt and plan for it; nothing it failed with is planned again.
+        """Diagnose a failed attempt and plan for it; nothing that failed is planned again.
 
         Args:
-            scanned: what the attempt's output or exception says.
-            rules: the rules that explain it.
-            failed_with: the values in force when it failed; None: ``settings``.
-            given: facts that fill what was not printed.
+            scanned: the failures in the attempt's output or exception.
+            rules: the rules that explain them.
+            failed_with: the effective settings of the attempt; None: ``settings``.
+            given: facts for what was not printed.
             local_models: whether the memory model may read a model folder that the output names.
-            behind: the model behind the failure, where the caller has it.
+            behind: the memory model behind the failure; None: none is known.
         """
         from oomguard.diagnosis.diagnose import assess_all
 
@@ -164,8 +156,9 @@ class Ledger:
         measured: Mapping[str, float] | None = None,
         ranks: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """End the attempt under way with what was seen of it; ``seconds`` None: since it began;
-        ``ranks`` as ``Attempt`` has them.
+        """End the present attempt with its result.
+
+        ``seconds`` None: the time since the attempt began. ``ranks`` as in ``Attempt``.
         """
         if seconds is None:
             took_s = time.monotonic() - self._attempt_began_s
@@ -188,64 +181,63 @@ class Ledger:
         return attempt
 
     def wanted(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
-        """Return the patches that the plan offers and ``carries`` accepts by setting, none of which
-        has failed.
-        """
+        """Return the plan's next patches that ``carries`` accepts and that have not failed."""
         from oomguard.remedy.planner import next_patches
 
-        # No setting cures what is no shortage, such as a neighbour that freed memory while the
-        # engine profiled: another device may.
+        # Some kinds are not a shortage, such as another process that freed memory during profiling.
+        # No setting helps then, but another device may.
         moves = any(patch.setting == DEVICE and patch.applicable for patch in incident.plan)
         if moves or incident.kind in CURABLE_KINDS:
             return next_patches(incident, carries, self.tried)
         return ()
 
     def choose(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
-        """Choose the patches of the next attempt, after the last one has ended.
+        """Choose the patches of the next attempt after the last one has ended.
 
-        Empty after a stop, where nothing is left to change, and where the policy leaves no attempt
-        (``exhausted``).
+        Empty after a stop, if nothing is left to change, or if the policy permits no further
+        attempt (``exhausted``).
         """
-        wanted = () if self._is_stopped else self.wanted(incident, carries)
+        wanted: tuple[Patch, ...] = ()
+        if not self._is_stopped:
+            wanted = self.wanted(incident, carries)
         self.exhausted = bool(wanted) and not self.leaves_another()
-        self.pending, self.left = ((), wanted) if self.exhausted else (wanted, ())
+        if self.exhausted:
+            self.pending = ()
+            self.left = wanted
+        else:
+            self.pending = wanted
+            self.left = ()
         return self.pending
 
     def follow(
         self, patches: tuple[Patch, ...], left: tuple[Patch, ...], *, is_change_left: bool
     ) -> None:
-        """Take what all ranks agreed on for the next attempt, in place of ``choose``."""
+        """Use what all ranks agreed on for the next attempt, instead of ``choose``."""
         self.tried.update(self.settings.items())
         self.pending = patches
         self.left = left
         self.is_change_left = is_change_left
 
     def repeat(self) -> bool:
-        """Have the last attempt made again as it was; return whether there is another one, as after
-        ``choose``.
-        """
+        """Repeat the last attempt unchanged; return whether the policy permits it."""
         self.exhausted = not self._is_stopped and not self.leaves_another()
         self._repeats = not self._is_stopped and not self.exhausted
         return self._repeats
 
     def refuse(self, why: str | None) -> None:
-        """Drop the patches chosen for another attempt, which is not to be made; the diagnosis says
-        why.
-        """
+        """Drop the patches of the next attempt, which is not made; the diagnosis notes why."""
         self.pending = ()
         if self.diagnosis is not None and why is not None:
             self.diagnosis = replace(self.diagnosis, notes=(*self.diagnosis.notes, why))
 
     def stop(self) -> None:
-        """Choose nothing from here on, and drop what was chosen: the user's stop is a stop."""
+        """Choose nothing more, and drop what was chosen: the user stopped the run."""
         self._is_stopped = True
         self._repeats = False
         self.pending = ()
 
     def time_left_s(self) -> float:
-        """Return the seconds until the policy's deadline: infinite without one, none or fewer after
-        it.
-        """
+        """Return the seconds until the deadline: infinite without one, negative after it."""
         if self.policy.deadline_s is None:
             limit_s = math.inf
         else:
@@ -253,14 +245,14 @@ class Ledger:
         return limit_s - (time.monotonic() - self._began_s)
 
     def require_time(self) -> None:
-        """Raise DeadlineError where the deadline has passed."""
+        """Raise DeadlineError if the deadline has passed."""
         if self.time_left_s() <= 0:
             raise DeadlineError(
-                f"the deadline of {self.policy.deadline_s:g} s came before the attempt could begin"
+                f"the deadline of {self.policy.deadline_s:g} s passed before the attempt began"
             )
 
     def leaves_another(self) -> bool:
-        """Return whether the policy leaves another attempt: relaunches and time."""
+        """Return whether the policy permits another attempt, by relaunches and time."""
         return (
             self.time_left_s() > 0
             and len(self.attempts) - self._before <= self.policy.max_relaunches

@@ -1,6 +1,4 @@
-"""Wait until the devices are as free as before the failed attempt: the driver gives memory back
-with a delay.
-"""
+"""Wait until devices are as free as before the failed attempt; the driver frees memory late."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ TOLERANCE_RATIO: Final = 0.01
 
 
 def devices_by_index() -> dict[int, Device]:
-    """Return every device that tells its free memory, by its index."""
+    """Return the devices with known free memory, by index."""
     return {d.index: d for d in nvml.devices() or () if d.free_bytes is not None}
 
 
@@ -29,37 +27,38 @@ def wait_until_free(
     limit_s: float = LIMIT_S,
     host_pids: bool | None = None,
 ) -> str | None:
-    """Wait until every device has its earlier free memory back, within 1 %.
+    """Wait until every device has its earlier free memory again, within 1%.
 
     Args:
-        before: the devices as they were.
-        stop: asked every ``POLL_S``; once true, waiting ends.
-        limit_s: the longest wait.
-        host_pids: whether process ids here are the host's, which NVML tells; None asks the kernel.
+        before: the devices before the attempt.
+        stop: checked every ``POLL_S`` seconds; waiting ends once it returns true.
+        limit_s: the longest wait in seconds.
+        host_pids: whether process ids here are those that NVML shows; None: ask the kernel.
 
-    Returns what is still held after ``limit_s`` and by whom, as text; None when all is back, after
-    a stop, or where nothing is known.
+    Returns:
+        What is still used after ``limit_s`` and by which processes, as text. None if all memory is
+        free again, after a stop, or if nothing is known.
     """
     deadline = time.monotonic() + limit_s
     while before and not stop():
         now = devices_by_index()
-        held = {
-            i: size
-            for i, was in before.items()
-            if (size := _held_bytes(was, now.get(i))) is not None
-        }
+        held = {}
+        for index, was in before.items():
+            size = _held_bytes(was, now.get(index))
+            if size is not None:
+                held[index] = size
         if not held:
             return None
         if time.monotonic() > deadline:
             from oomguard.probe.processes import sees_host_pids
 
             if host_pids is None:
-                is_told = sees_host_pids()
+                is_host_pid = sees_host_pids()
             else:
-                is_told = host_pids
+                is_host_pid = host_pids
             return "; ".join(
                 f"GPU {i}: {format_gib(size)} still held, "
-                f"{_holders(before[i], now[i], is_told=is_told)}"
+                f"{_holders(before[i], now[i], is_host_pid=is_host_pid)}"
                 for i, size in held.items()
             )
         time.sleep(POLL_S)
@@ -67,7 +66,7 @@ def wait_until_free(
 
 
 def _held_bytes(was: Device, now: Device | None) -> int | None:
-    """Return the bytes that did not come back, None where they did, or nothing tells."""
+    """Return the bytes that were not freed; None if all were, or if nothing is known."""
     if now is None or now.free_bytes is None or was.free_bytes is None:
         return None
     if now.free_bytes < was.free_bytes * (1 - TOLERANCE_RATIO):
@@ -75,10 +74,10 @@ def _held_bytes(was: Device, now: Device | None) -> int | None:
     return None
 
 
-def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
-    """Return the processes that hold more of a device than before, the largest first."""
+def _holders(was: Device, now: Device, *, is_host_pid: bool | None) -> str:
+    """Return the processes that use more of a device than before, largest first."""
     if now.used_bytes_by_pid is None:
-        return "by whom the driver does not tell"
+        return "by processes that the driver does not show"
     before = was.used_bytes_by_pid or {}
     grown = {
         pid: (size, (size or 0) - (before.get(pid) or 0))
@@ -87,7 +86,7 @@ def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
     grown = {pid: sizes for pid, sizes in grown.items() if sizes[1] > 0 or pid not in before}
     if not grown:
         return "by no process that the driver shows"
-    if not is_told:
+    if not is_host_pid:
         if len(grown) > 1:
             return f"by {len(grown)} processes outside this container's view"
         return "by a process outside this container's view"

@@ -291,7 +291,7 @@ def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_p
         json.dumps({"pid": 7, "process": "Worker", "limits": {"process_data_limit_bytes": 3 * GIB}})
         + "\n"
     )
-    launch = replace(SERVE, env={plugin.SAID: str(said)})
+    launch = replace(SERVE, env={plugin.LOG_FILE: str(said)})
     ran = with_effective_settings(incident(), engine=vllm, first=launch, launch=launch, changed={})
     assert ran.facts["process_data_limit_bytes"].value == 3 * GIB
     assert (

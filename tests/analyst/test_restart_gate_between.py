@@ -29,7 +29,7 @@ ENGINE = Path(__file__).with_name("fake_vllm.py")
 HURRIED = [
     sys.executable,
     "-c",
-    "from oomguard.analyst import restart_gate as port_wait; port_wait.LIMIT_S = 0.3\nfrom oomguard.__main__ import main; main()",
+    "from oomguard.analyst import restart_gate; restart_gate.LIMIT_S = 0.3\nfrom oomguard.__main__ import main; main()",
     "run",
 ]
 OPTIONS = ("--allow", "reduces-capacity", "--log-format", "json")

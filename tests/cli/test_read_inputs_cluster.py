@@ -76,5 +76,5 @@ def test_a_cluster_of_another_version_is_an_error_with_both_versions(told: dict[
 def test_a_cluster_that_does_not_answer_is_an_error(told: dict[str, Any]):
     found = told["nobody answers"]
     assert found["status"] == 2
-    assert "the Ray cluster cannot be joined" in found["err"]
+    assert "oomguard cannot join the Ray cluster" in found["err"]
     assert "Traceback" not in found["err"]

@@ -43,7 +43,7 @@ def test_an_argument_with_other_entries_than_rows_has_no_line_that_leaves_it_out
         lambda values, codec: codec.compare(values, (torch.ones(3, 2), torch.ones(3, 2)))
     )
     assert (
-        "steps has other entries than rows: make it, and the call that gave steps, in one function"
+        "steps does not have one entry per row. Put it, and the call that returned steps, into one"
         in note
     )
     assert 'batch="values"' not in note
@@ -85,5 +85,5 @@ with limit_memory(room):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     note, shape = ran.stdout.splitlines()
-    assert "was taken from its model before the first guard" in note
+    assert "from its model before its first guard" in note
     assert shape == "(64, 66)"

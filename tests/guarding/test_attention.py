@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
-from oomguard.engines.transformers.attention import _families, attending, why_not_attending  # noqa: E402
+from oomguard.engines.transformers.attention import _families, use_attention, why_not_use_attention  # noqa: E402
 
 GREEDY = {"do_sample": False, "max_new_tokens": 4}
 SETTING = "attn_implementation"
@@ -83,11 +83,11 @@ def test_where_the_scores_are_asked_for_the_call_is_not_changed(llama):
             0.6,
         )
 
-    assert "output_attentions asks for the scores" in "".join(raised.value.__notes__)
+    assert "output_attentions needs the scores" in "".join(raised.value.__notes__)
 
 
 def test_attention_stands_as_it_was_after_a_failure(llama):
-    with pytest.raises(ValueError, match="stop"), attending(llama, "sdpa"):
+    with pytest.raises(ValueError, match="stop"), use_attention(llama, "sdpa"):
         assert llama.config._attn_implementation == "sdpa"
         raise ValueError("stop")
 
@@ -97,7 +97,7 @@ def test_attention_stands_as_it_was_after_a_failure(llama):
 def test_a_model_that_caps_its_scores_is_not_changed():
     gemma = made("Gemma2ForCausalLM", num_key_value_heads=2, head_dim=8)
 
-    assert "gemma2 are not known to give the same" in why_not_attending(gemma, {})
+    assert "gemma2 were not compared with other attention" in why_not_use_attention(gemma, {})
 
 
 KINDS = [
@@ -120,7 +120,7 @@ def test_each_kind_of_model_gives_the_same_without_its_scores(subtests, tiny_of)
                 given["decoder_input_ids"] = ids[:, :16]
             with torch.no_grad():
                 with_scores = model(**given).logits
-                with attending(model, "sdpa"):
+                with use_attention(model, "sdpa"):
                     assert model.config._attn_implementation == "sdpa"
                     without = model(**given).logits
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import oomguard
-from oomguard.guarding.batch_size_cache import KnownSizes
+from oomguard.guarding.batch_size_cache import BatchSizeCache
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.testing import limit_memory  # noqa: E402
@@ -144,7 +144,7 @@ def test_longer_rows_begin_with_fewer_and_shorter_ones_with_more(subtests):
         (40, 800, 15),
     ]:
         with subtests.test(prompt=prompt, free=free, rows=rows):
-            known = KnownSizes()
+            known = BatchSizeCache()
             known.ran(Call(64, 90, 10), 16, 100.0, after_failure=True, varied={})
             assert known.begin(Call(64, prompt, 10), free) == rows
 
@@ -153,7 +153,7 @@ def test_nothing_is_known_of_another_model_at_the_same_place():
     class Model:
         pass
 
-    model, known = Model(), KnownSizes()
+    model, known = Model(), BatchSizeCache()
     call = Call(64)
     call.model = model
     known.ran(call, 16, None, after_failure=True, varied={})

@@ -55,11 +55,11 @@ def test_images_that_the_tokens_of_another_row_stand_for_are_not_cut():
         "pixel_attention_mask": given["pixel_attention_mask"].flip(0),
     }
     assert (
-        "its tokens do not count it"
+        "the text's tokens do not match it"
         in made(**{n: v.roll(1, 0) for n, v in swapped.items()}).not_splittable
     )
     assert (
-        "has not one entry a row"
+        "does not have one entry per row"
         in made(pixel_attention_mask=given["pixel_attention_mask"][:3]).not_splittable
     )
 
@@ -71,8 +71,8 @@ def test_images_that_the_call_counts_otherwise_are_not_cut():
     assert made().part(1, 2)[1]["image_sizes"].shape[0] == 3
 
     assert (
-        "batch_num_images does not count it"
+        "batch_num_images does not match it"
         in made(batch_num_images=given["batch_num_images"] + 1).not_splittable
     )
     assert "image_sizes has 3 entries" in made(image_sizes=given["image_sizes"][:3]).not_splittable
-    assert "its tokens do not count it" in made(batch_num_images=None).not_splittable
+    assert "the text's tokens do not match it" in made(batch_num_images=None).not_splittable

@@ -77,7 +77,7 @@ def test_a_call_whose_cache_cannot_be_kept_elsewhere_says_why(llama):
     ):
         call(llama, return_dict_in_generate=True)
 
-    assert "the result holds the cache" in "\n".join(raised.value.__notes__)
+    assert "the result contains the cache" in "\n".join(raised.value.__notes__)
 
 
 def test_a_quantized_cache_needs_permission():
@@ -120,7 +120,7 @@ def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llam
     ids = torch.ones((1, 8), dtype=torch.long)
     generated = GenerateCall.of(llama, (), {"input_ids": ids, "max_new_tokens": 4})
 
-    assert not isinstance(kv_cache_offload.keeping_cache(generated, "offloaded"), str)
+    assert not isinstance(kv_cache_offload.with_cache_placement(generated, "offloaded"), str)
     monkeypatch.setattr(kv_cache_offload, "_transformers", lambda: Version("5.17"))
-    why_not = "before transformers 5.20 its cache on the host may give other tokens"
-    assert kv_cache_offload.keeping_cache(generated, "offloaded") == why_not
+    why_not = "transformers before 5.20 may give other tokens with a cache on the host"
+    assert kv_cache_offload.with_cache_placement(generated, "offloaded") == why_not

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import oomguard
-from oomguard.guarding.collate import Gathered
+from oomguard.guarding.collate import OutputCollector
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -20,7 +20,7 @@ ROW = 2**18  # values of four bytes: a MiB
 
 def gathered(*parts, pad_value=None):
     """Return what parts become, each of them a value with one entry a row."""
-    all_rows = Gathered(sum(len(part) for part in parts), pad_value)
+    all_rows = OutputCollector(sum(len(part) for part in parts), pad_value)
     assert [all_rows.add(part, len(part)) for part in parts] == [None] * len(parts)
     return all_rows.result()
 
@@ -150,7 +150,7 @@ def test_rows_that_ended_earlier_are_filled_as_in_one_batch():
 
 
 def test_parts_of_different_shapes_or_types_are_told():
-    rows = Gathered(4)
+    rows = OutputCollector(4)
     assert rows.add(torch.zeros(2, 3), 2) is None
     assert "different shapes" in rows.add(torch.zeros(2, 4), 2)
     assert "different types" in rows.add(torch.zeros(2, 3, dtype=torch.float64), 2)

@@ -104,7 +104,7 @@ def test_calls_that_fit_one_by_one_and_not_together_all_run_whole(model, batch, 
         found = in_threads(device, oomguard.guard(call), 3)
 
     assert all(torch.equal(result, expected) for result in found)
-    assert "once more, alone" in caplog.text
+    assert "retrying this call alone" in caplog.text
     assert "splitting" not in caplog.text
 
 

@@ -206,8 +206,8 @@ def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_a
 
 
 NOTE = (
-    "oomguard: max_model_len is 1953, not 32768, since the engine ran out of memory with more; a request of this run needs 3001; "
-    "with floors={'max_model_len': 3001} the guard starts no engine below it"
+    "oomguard: max_model_len is 1953, not 32768, because the engine ran out of memory with more; a request of this run needs 3001; "
+    "floors={'max_model_len': 3001} keeps the guard from going below it"
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.engines.start_attempt import EndedStart
+from oomguard.engines.start_attempt import StartResult
 from oomguard.guarding.engine_start import scan_start
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.source import Line
@@ -31,7 +31,7 @@ def kinds(
     killed: bool = False,
 ) -> list[str]:
     behind = [line.text for line in exception_lines(error)]
-    ended = EndedStart(None, error, lines(*said, *behind), lines(*last), printed, killed)
+    ended = StartResult(None, error, lines(*said, *behind), lines(*last), printed, killed)
     return [incident.kind for incident in scan_start(ended, "start", {}).incidents]
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from transformers.modeling_outputs import BaseModelOutputWithPast  # noqa: E402
 
-from oomguard.guarding.collate import Gathered  # noqa: E402
+from oomguard.guarding.collate import OutputCollector  # noqa: E402
 
 
 def record_of(rows, shape):
@@ -45,7 +45,7 @@ def test_rows_are_kept_in_order_none_lost_or_doubled(subtests):
         chance = random.Random(seed)
         total = chance.randint(1, 40)
         rows = [chance.randint(0, 9999) for _ in range(total)]
-        gathered, start = Gathered(total, weigh=lambda *_: None), 0
+        gathered, start = OutputCollector(total, weigh=lambda *_: None), 0
         while start < total:
             size = chance.randint(1, total - start)
             assert gathered.add(record_of(rows[start : start + size], shape), size) is None
@@ -65,7 +65,7 @@ def test_rows_are_kept_in_order_none_lost_or_doubled(subtests):
 
 
 def test_a_part_with_another_shape_of_record_is_refused():
-    gathered = Gathered(4, weigh=lambda *_: None)
+    gathered = OutputCollector(4, weigh=lambda *_: None)
     assert gathered.add((torch.zeros(2, 3), None), 2) is None
     assert "differ in more than their rows" in gathered.add((torch.zeros(2, 3), torch.zeros(2)), 2)
 
@@ -73,7 +73,9 @@ def test_a_part_with_another_shape_of_record_is_refused():
 def test_a_field_without_one_entry_a_row_is_refused(subtests):
     def check(wrong):
         assert (
-            Gathered(4, weigh=lambda *_: None).add({"logits": torch.zeros(2, 3), "other": wrong}, 2)
+            OutputCollector(4, weigh=lambda *_: None).add(
+                {"logits": torch.zeros(2, 3), "other": wrong}, 2
+            )
             is not None
         )
 
@@ -86,7 +88,7 @@ def test_a_mean_is_weighted_by_what_it_is_the_mean_of(subtests):
     def check(counts):
         values = [torch.tensor(2.0), torch.tensor(6.0) if counts[1] else torch.tensor(float("nan"))]
         weights = iter(float(count) for count in counts)
-        gathered = Gathered(2, weigh=lambda *_: next(weights))
+        gathered = OutputCollector(2, weigh=lambda *_: next(weights))
         for value in values:
             assert gathered.add({"loss": value, "logits": torch.zeros(1, 2)}, 1) is None
         expected = torch.tensor({(3, 1): 3.0, (5, 0): 2.0, (0, 0): float("nan")}[counts])
@@ -103,7 +105,7 @@ def test_a_part_that_one_field_does_not_take_is_in_none_of_them(subtests):
         ("a function's", None),
     ]:
         with subtests.test(name):
-            gathered = Gathered(6, weigh=weigh)
+            gathered = OutputCollector(6, weigh=weigh)
             for size, width in ((2, 3), (2, 3), (2, 5)):
                 part = {
                     "first": torch.full((size, 3), float(width)),

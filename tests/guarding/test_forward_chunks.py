@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
-from oomguard.engines.transformers.chunked_forward import chunking, why_not_in_chunks  # noqa: E402
+from oomguard.engines.transformers.chunked_forward import run_in_chunks, why_not_in_chunks  # noqa: E402
 
 TOKENS = 256
 
@@ -46,7 +46,7 @@ def test_a_call_in_chunks_gives_what_the_whole_call_gives(subtests, llama):
                 options["labels"] = batch["input_ids"].masked_fill(torch.arange(TOKENS) < 40, -100)
             with torch.no_grad():
                 whole = llama(**batch, **options)
-                with chunking(llama, tokens):
+                with run_in_chunks(llama, tokens):
                     parts = llama(**batch, **options)
 
             assert "forward" not in vars(llama)
@@ -80,7 +80,7 @@ def test_other_families_give_the_same_in_chunks(subtests):
             assert why_not_in_chunks(model, one_row()) is None
             with torch.no_grad():
                 whole = model(**one_row(rows=2))
-                with chunking(model, 100):
+                with run_in_chunks(model, 100):
                     parts = model(**one_row(rows=2))
 
             assert_same(whole, parts)
@@ -91,8 +91,8 @@ def test_what_is_not_of_tokens_is_told(llama):
     classifier = made("BertForSequenceClassification", attention="sdpa", num_labels=3)
 
     assert why_not_in_chunks(llama, one_row()) is None
-    assert "may look at tokens to come" in why_not_in_chunks(roberta, one_row())
-    assert "one after the other" in why_not_in_chunks(classifier, one_row())
+    assert "may look at later tokens" in why_not_in_chunks(roberta, one_row())
+    assert "read its tokens in order" in why_not_in_chunks(classifier, one_row())
     assert "output_attentions" in why_not_in_chunks(llama, {**one_row(), "output_attentions": True})
     assert "return_dict" in why_not_in_chunks(llama, {**one_row(), "return_dict": False})
     assert "attention_mask" in why_not_in_chunks(llama, {"attention_mask": torch.ones(1, 1, 4, 4)})
@@ -139,7 +139,7 @@ def test_two_threads_leave_the_model_as_it_was(llama):
     def call():
         begun.wait()
         for _ in range(3):
-            with torch.no_grad(), chunking(llama, 64):
+            with torch.no_grad(), run_in_chunks(llama, 64):
                 llama(**one_row())
 
     threads = [threading.Thread(target=call) for _ in range(2)]

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from oomguard.engines.transformers.forward import ForwardCall  # noqa: E402
-from oomguard.guarding.collate import Gathered  # noqa: E402
+from oomguard.guarding.collate import OutputCollector  # noqa: E402
 
 ROWS, TOKENS, VOCAB = 7, 12, 40
 SIZES = {
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_all_rows(subtests):
             with torch.no_grad():
                 whole, call = model(**batch), ForwardCall.of(model, (), batch)
                 assert call.not_splittable is None
-                gathered = Gathered(ROWS, weigh=call.weigh)
+                gathered = OutputCollector(ROWS, weigh=call.weigh)
                 for start in range(0, ROWS, size):
                     stop = min(ROWS, start + size)
                     args, kwargs = call.part(start, stop)
@@ -100,7 +100,7 @@ def test_a_loss_that_is_no_mean_and_no_sum_of_those_that_are_known_is_not_put_to
         part = model(*args, **kwargs)
         part.loss *= 1.5  # as with weights of the labels' own
     assert call.weigh(part, 0, 3) is None
-    assert "is one number for all rows" in Gathered(ROWS, weigh=call.weigh).add(part, 3)
+    assert "is one number for all rows" in OutputCollector(ROWS, weigh=call.weigh).add(part, 3)
 
 
 def test_of_several_means_that_are_close_the_one_that_was_meant_counts():

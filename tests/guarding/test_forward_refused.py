@@ -54,7 +54,7 @@ def notes_of(call):
 
 def test_recorded_gradients_forbid_a_split(bert, ids):
     notes, attempts = notes_of(lambda: bert(input_ids=ids).logits)
-    assert "gradients are recorded" in notes
+    assert "records gradients" in notes
     assert "inference_mode" in notes
     assert attempts == ()
 
@@ -98,21 +98,30 @@ def test_an_argument_that_may_not_hold_rows_forbids_a_split(subtests, bert, ids)
     for arguments, reason in [
         (
             {"row_weights": torch.ones(ROWS + 1)},
-            "row_weights is not known to hold one row per input",
+            "the argument row_weights has one row per input",
         ),
-        ({"position_ids": torch.zeros(3, ROWS, TOKENS)}, "position_ids is not known"),
-        ({"attention_mask": torch.ones(ROWS + 1, TOKENS)}, "attention_mask is not known"),
+        (
+            {"position_ids": torch.zeros(3, ROWS, TOKENS)},
+            "does not know whether the argument position_ids",
+        ),
+        (
+            {"attention_mask": torch.ones(ROWS + 1, TOKENS)},
+            "does not know whether the argument attention_mask",
+        ),
         (
             {"pixel_values": torch.zeros(ROWS + 1, 3, 8, 8)},
-            "pixel_values is not known to belong to the text",
+            "does not know which rows the argument pixel_values",
         ),
         (
             {"past_key_values": transformers.DynamicCache()},
-            "past_key_values is extended by the call",
+            "the call extends the argument past_key_values",
         ),
-        ({"cache": transformers.DynamicCache()}, "cache is extended by the call"),
+        ({"cache": transformers.DynamicCache()}, "the call extends the argument cache"),
         ({"names": ["a"] * ROWS}, f"names has {ROWS} entries too"),
-        ({"image_grid_thw": torch.ones(ROWS + 2, 3)}, "image_grid_thw is not known"),
+        (
+            {"image_grid_thw": torch.ones(ROWS + 2, 3)},
+            "does not know whether the argument image_grid_thw",
+        ),
     ]:
         with subtests.test(arguments=arguments, reason=reason):
             assert (
@@ -170,8 +179,8 @@ class Features(torch.nn.Module):
 
 
 def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
-    from oomguard.engines.transformers.calls import FeaturesCall
-    from oomguard.guarding.collate import Gathered
+    from oomguard.engines.transformers.library_calls import FeaturesCall
+    from oomguard.guarding.collate import OutputCollector
 
     def batch():
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"}
@@ -180,7 +189,7 @@ def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
     with torch.no_grad():
         whole, call = module(batch()), FeaturesCall.of(module, (batch(),), {})
         assert (call.not_splittable, call.rows) == (None, ROWS)
-        gathered = Gathered(ROWS, weigh=call.weigh)
+        gathered = OutputCollector(ROWS, weigh=call.weigh)
         for start, stop in ((0, 3), (3, ROWS)):
             args, kwargs = call.part(start, stop)
             assert gathered.add(module(*args, **kwargs), stop - start) is None

@@ -78,11 +78,11 @@ def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_sa
     for batch, why in [
         (
             {"id": np.arange(64), "text": ["x"] * 63},
-            "differs in its number of entries: 'id' 64, 'text' 63",
+            "have different lengths: 'id' 64, 'text' 63",
         ),
         (
             {"id": np.arange(64), "temperature": 0.5},
-            "'temperature' in the argument batch is no list and no tensor",
+            "'temperature' in the argument batch is not a list or a tensor",
         ),
     ]:
         with subtests.test(batch=batch, why=why):
@@ -181,7 +181,7 @@ def test_an_argument_that_cannot_be_read_leaves_the_failure_as_it_is():
 
 
 def test_a_text_is_one_row():
-    assert "no list" in reason(lambda rows: rows, "abc")
+    assert "not a list" in reason(lambda rows: rows, "abc")
 
 
 def test_a_part_has_the_same_rows_of_all_named_arguments():

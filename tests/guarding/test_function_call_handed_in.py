@@ -155,5 +155,5 @@ def test_what_belongs_to_no_row_is_not_put_into_a_container():
         return batch["id"]
 
     given = columns()
-    assert "'mean' there has not one entry a row" in refused(embed, given)
+    assert "'mean' in it does not have one entry per row" in refused(embed, given)
     assert list(given) == ["id", "text"]

@@ -51,7 +51,7 @@ def test_the_call_of_a_model_of_the_users_own_is_raised_with_the_line_to_write(l
     model = Own(llama.config).eval()
     model.generation_config.pad_token_id = 0
     notes = notes_of(lambda: model.generate(**padded(), **GREEDY))
-    assert "Own is code of your own" in notes
+    assert "Own is your own code" in notes
     assert LINE in notes
 
 
@@ -106,9 +106,7 @@ def test_each_kind_of_own_code_is_found(subtests, llama, monkeypatch):
     for change in (layer, function, method):
         with subtests.test(change.__name__):
             own = change()
-            assert why_rows_depend(llama, "forward", GIVEN, 4).startswith(
-                f"{own} is code of your own"
-            )
+            assert why_rows_depend(llama, "forward", GIVEN, 4).startswith(f"{own} is your own code")
             monkeypatch.undo()
             vars(llama.model).pop("forward", None)
             llama.model.layers[0].mlp.act_fn = torch.nn.SiLU()
@@ -129,7 +127,7 @@ def test_rows_that_share_experts_capacity_are_refused_by_the_table():
             **sizes, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
         )
     )
-    assert "experts take a number of tokens of the whole batch" in why_rows_depend(
+    assert "experts share a fixed token capacity across the batch" in why_rows_depend(
         model.eval(), "generate", GIVEN, 4
     )
 
@@ -141,5 +139,7 @@ def test_a_class_that_the_table_does_not_know_is_refused(llama, monkeypatch):
         {"independent": frozenset(), "dependent": {}, "by_version": {}},
     )
     why = why_rows_depend(llama, "forward", GIVEN, 4)
-    assert why.startswith("whether the rows of LlamaForCausalLM depend on each other is not known")
+    assert why.startswith(
+        "oomguard does not know whether the rows of LlamaForCausalLM depend on each other"
+    )
     assert LINE in why

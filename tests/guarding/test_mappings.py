@@ -100,7 +100,7 @@ def test_a_mapping_that_cannot_be_made_anew_is_not_split_and_the_note_says_why()
     with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         oomguard.guard(batch="batch")(counted)(Odd({"id": torch.arange(64)}, 1))
     assert (
-        "the argument batch is of the type Odd, of which none can be made with fewer rows: pass a dict"
+        "the argument batch has the type Odd, which cannot be made with fewer rows: pass a dict"
         in caught.value.__notes__[0]
     )
 

@@ -61,7 +61,7 @@ def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(
     with oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
         llama.generate(**padded(), **GREEDY)
 
-    assert "a mistake in oomguard: ZeroDivisionError" in "".join(caught.value.__notes__)
+    assert "a bug in oomguard: ZeroDivisionError" in "".join(caught.value.__notes__)
 
 
 def test_a_later_call_that_cannot_be_read_runs_as_it_is(llama, small, monkeypatch):

@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 from model_calls import made, padded  # noqa: E402
 
 import oomguard  # noqa: E402
-from oomguard.engines.transformers import calls  # noqa: E402
+from oomguard.engines.transformers import results  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 
@@ -53,7 +53,7 @@ def test_logits_that_pile_up_wait_on_the_host_and_are_the_same(trainer, data, ca
     whole, parts, _ = predicted(trainer(), data, 0.6)
 
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
-    assert "results of earlier batches wait on the host" in caplog.text
+    assert "moved results of earlier batches to the host" in caplog.text
 
 
 def test_batches_that_are_kept_apart_stay_apart(trainer, data):
@@ -72,10 +72,10 @@ def test_results_of_another_thread_are_left_alone():
         thread = threading.Thread(target=others.add, args=(torch.zeros(64),))
         thread.start()
         thread.join()
-        assert calls.held_bytes() == 0
+        assert results.held_bytes() == 0
         own = EvalLoopContainer()
         own.add(torch.zeros(64))
-        assert calls.held_bytes() == 256
-        calls.move_to_host()
-        assert (calls.held_bytes(), others.arrays) == (0, None)
+        assert results.held_bytes() == 256
+        results.move_to_host()
+        assert (results.held_bytes(), others.arrays) == (0, None)
     assert own.get_arrays().shape == (64,)

@@ -63,4 +63,4 @@ def test_a_row_beyond_the_original_window_keeps_longrope_whole():
     capacity = capacity_for(lambda: model.generate(**given), 0.7)
     with limit_memory(capacity), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
         model.generate(**given)
-    assert "positions by longrope change with the longest row" in "".join(raised.value.__notes__)
+    assert "positions by longrope depend on the longest row" in "".join(raised.value.__notes__)

@@ -131,7 +131,7 @@ def test_an_encoder_keeps_the_first_tokens():
 
 def test_what_needs_the_whole_prompt_keeps_it(subtests, llama):
     for options, why in [
-        ({"min_length": PROMPT + 1}, "min_length counts the prompt"),
+        ({"min_length": PROMPT + 1}, "min_length includes the prompt"),
     ]:
         with subtests.test(options=options, why=why):
             with (

@@ -19,8 +19,8 @@ START = """
 """
 LEFT = """
     import gc, psutil
-    from oomguard.engines.vllm.in_process import start as leftovers
-    leftovers._ENDS_BY_ITSELF_S = leftovers._ENDS_AFTER_TERM_S = 0.3
+    from oomguard.engines.vllm.in_process import start
+    start._ENDS_BY_ITSELF_S = start._ENDS_AFTER_TERM_S = 0.3
     def left():
         me = psutil.Process()
         names = [c.cmdline() for c in me.children(recursive=True) if c.status() != "zombie"]
@@ -133,8 +133,8 @@ def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_start
     ran = program(
         """
     def main():
-        from oomguard.engines.vllm.in_process import start as stuck
-        stuck.ENDS_WITHIN_S = 0.5
+        from oomguard.engines.vllm.in_process import start
+        start.ENDS_WITHIN_S = 0.5
         with oomguard.guard(allow="reduces-capacity") as g:
             LLM("org/model", **SMALL).shutdown()
         print(json.dumps(shown(g)))
@@ -162,7 +162,7 @@ def test_a_start_that_hangs_is_ended_in_time_with_vllms_own_exception(program):
     )
     error, notes, attempts = json.loads(ran.stdout.splitlines()[-1])
     assert "Engine core initialization failed" in error
-    assert notes == ["oomguard: it had not started within 3 s, and was ended"]
+    assert notes == ["oomguard: stopped the start, because it took over 3 s"]
     assert attempts == [[1, [], "RuntimeError"]]
 
 
@@ -260,8 +260,8 @@ def test_a_program_that_is_no_file_starts_its_engine_as_one_that_is(program):
 
 
 TROUBLE = """
-    import oomguard.guarding.engine_start, oomguard.guarding.engine_start
-    from oomguard.engines.vllm.in_process import start as leftovers, start
+    import oomguard.guarding.engine_start
+    from oomguard.engines.vllm.in_process import start
     def trouble(*args, **kwargs):
         raise RuntimeError("trouble of ours")
 """
@@ -270,7 +270,7 @@ TROUBLE = """
 def test_trouble_of_ours_does_not_cost_the_program_its_engine(program):
     ran = program(f"""{TROUBLE}
     def main():
-        oomguard.guarding.engine_start.StartRun._measured = leftovers.remove_segments = trouble
+        oomguard.guarding.engine_start.StartRun._measured = start.remove_segments = trouble
         with oomguard.guard(allow="reduces-capacity") as g:
             llm = LLM("org/model", **SMALL)
         print(json.dumps(shown(g)))
@@ -282,12 +282,11 @@ def test_trouble_of_ours_does_not_cost_the_program_its_engine(program):
 
 def test_trouble_of_ours_leaves_vllms_own_exception_as_it_is(program):
     ran = program(f"""{TROUBLE}
-    from oomguard.engines.vllm.in_process import start as arguments
     def main():
         places = [
             (oomguard.guarding.engine_start, "scan_start"),
             (start.StartArguments, "settings_in_force"),
-            (arguments, "_position"),
+            (start, "_position"),
         ]
         for owner, name in places:
             own = getattr(owner, name)

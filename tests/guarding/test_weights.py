@@ -160,8 +160,8 @@ def test_no_way_is_tried_that_does_not_fit_by_the_headers(plain):
 
     notes = "\n".join(raised.value.__notes__)
     assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError"]
-    assert "the largest layer alone is" in notes
-    assert "so the weights are" in notes
+    assert "the largest layer alone needs" in notes
+    assert "the weights then need" in notes
 
 
 def test_a_pipeline_loads_its_model_under_the_guard(plain, tmp_path):

@@ -46,7 +46,10 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
             Device(0, "GPU A", 24 * GIB, 10 * GIB, {}),
             "14.00 GiB is used by processes that are not visible here",
         ),
-        (Device(0, "GPU A", 24 * GIB, 10 * GIB, None), "the processes that use the rest are unknown"),
+        (
+            Device(0, "GPU A", 24 * GIB, 10 * GIB, None),
+            "the processes that use the rest are unknown",
+        ),
         (Device(0, None, None, None, None), "name unknown, its memory is unknown"),
     ],
 )

@@ -320,8 +320,8 @@ def test_without_cuda_one_line_says_that_nothing_will_be_taken(
     ("name", "reason"),
     [
         ("", "is a folder"),
-        ("missing/snapshot.pickle", "its folder is not there"),
-        ("a\0b", "its folder is not there"),
+        ("missing/snapshot.pickle", "its folder does not exist"),
+        ("a\0b", "its folder does not exist"),
     ],
 )
 def test_a_file_that_cannot_be_is_a_mistake_that_is_told_at_once(
@@ -390,5 +390,5 @@ def test_torchs_own_viewer_opens_what_was_taken(cuda: Cuda, tmp_path: Path):
 
 @pytest.mark.parametrize("given", [3, True, b"snapshot.pickle", 0.5])
 def test_what_is_no_path_is_a_mistake_too(given: object):
-    with pytest.raises(SettingError, match="is no path"):
+    with pytest.raises(SettingError, match="is not a path"):
         oomguard.guard(snapshot=given)  # type: ignore[call-overload]

@@ -129,7 +129,7 @@ def test_rows_to_be_measured_are_few_and_would_have_fitted_as_they_were(number, 
     if solution.value is not None:
         assert 1 <= solution.value <= max(1, number // 8)
         assert base + solution.value * seen <= total
-        assert "first, then as many as what they take allows" in solution.reason
+        assert "first, then as many as this measurement allows" in solution.reason
 
 
 # Nothing is known that gives a number ------------------------------------------------------------------------------

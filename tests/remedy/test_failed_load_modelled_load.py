@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Effect, Incident
-from oomguard.remedy.failed_load import Lighter, LoadModel, Weights
+from oomguard.remedy.failed_load import LighterWeights, LoadModel, Weights
 from oomguard.remedy.policy import Policy
 
-EIGHT = Lighter("quantization", "8bit", "load_in_8bit=True", 3 * GIB)
-FOUR = Lighter("quantization", "4bit", "load_in_4bit=True", 2 * GIB)
+EIGHT = LighterWeights("quantization", "8bit", "load_in_8bit=True", 3 * GIB)
+FOUR = LighterWeights("quantization", "4bit", "load_in_4bit=True", 2 * GIB)
 
 
 def chosen(device_gib):

@@ -66,7 +66,7 @@ MISSING = {
     "host_ratio_within_free": "what the host has free",
     "page_for_requests": "how many requests needed a page",
     "requests_in_pool": "how many requests ran",
-    "requests_in_table": "the places that were free",
+    "requests_in_table": "the free and the requested slots",
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
     "step_tokens_for_tried": "peak activation",

@@ -121,7 +121,7 @@ def test_a_share_that_no_command_gives_is_the_engine_s_own():
     found = static_share_for_tried(incident(launch_shown=True, **figures))
 
     assert 0.7 < found.value < 0.77
-    assert "no share is given" in found.reason
+    assert "no share is set" in found.reason
     assert static_share_for_tried(incident(**figures)).value is None
 
 
@@ -219,7 +219,7 @@ def test_more_than_half_of_the_share_is_no_pool_that_could_give_it_back():
     }
     found = static_share_for_tried(incident(mem_fraction_static_ratio=0.9, **figures))
     assert found.value is None
-    assert "80.00 GiB beside weights and pool does not fit in 80.00 GiB" in found.reason
+    assert "80.00 GiB next to weights and pool does not fit in 80.00 GiB" in found.reason
 
 
 def test_attention_that_is_parallel_over_data_keeps_room_for_each_of_its_ranks():

@@ -45,8 +45,8 @@ def test_the_tokens_that_ran_count_where_they_are_fewer_than_the_limit():
 
 def test_no_step_is_small_enough_where_its_tokens_are_not_what_was_refused(subtests):
     for name, more, why in [
-        ("an encoder's input", {"multimodal_frames": True}, "an encoder takes an image whole"),
-        ("enough was free", {"device_free_bytes": 5 * GIB}, "a step is not what is too large"),
+        ("an encoder's input", {"multimodal_frames": True}, "an encoder reads an image at once"),
+        ("enough was free", {"device_free_bytes": 5 * GIB}, "so the step is not too large"),
         ("nearly nothing was free", {"device_free_bytes": 1 << 20}, "with 1.00 MiB free"),
     ]:
         with subtests.test(name):

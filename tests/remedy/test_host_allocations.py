@@ -130,7 +130,7 @@ def test_slots_for_the_embedding_and_the_head_are_counted_with_those_of_the_laye
     assert found.causes[0].id == "lora"
     slot = 2 * 512 * (131072 + 128) * 2  # of the embedding and of the head, most of it
     assert 0.7 * FREE / slot * 0.8 < solved(found)["max_loras"] <= 0.8 * FREE / slot
-    assert "80% of what the host has beside the engine's own" in found.plan[0].reason
+    assert "80% of what the host has besides the engine's own" in found.plan[0].reason
 
 
 def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the_length(start):
@@ -169,7 +169,7 @@ MANY = {"max_num_seqs": 16384, "max_num_batched_tokens": 65536}
 def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_requests_where_they_keep_it_long(
     subtests, start
 ):
-    """A step has a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
+    """A step needs a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
     for user, limit, images, changed in [
         (
             {"max_num_seqs": 64, "max_num_batched_tokens": 65536},

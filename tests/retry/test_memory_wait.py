@@ -74,7 +74,7 @@ def test_the_largest_come_first_and_the_rest_are_counted(answers):
 @pytest.mark.parametrize(
     ("by_pid", "host_pids", "said"),
     [
-        (None, True, "by whom the driver does not tell"),
+        (None, True, "by processes that the driver does not show"),
         ({}, True, "by no process that the driver shows"),
         ({41: GIB}, False, "by a process outside this container's view"),
         ({41: GIB, 42: None}, None, "by 2 processes outside this container's view"),

@@ -1,3 +1,1 @@
-"""Ray: its cluster as a place to work, its tasks and actors under the guard, its errors
-unwrapped.
-"""
+"""Support Ray: work on its cluster, guard its tasks and actors, and unwrap its errors."""

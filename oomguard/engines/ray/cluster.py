@@ -1,4 +1,4 @@
-"""A Ray cluster for work of our own: joined or started, and left as it was."""
+"""Join or start a Ray cluster for oomguard's own work, and process batches on it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from typing import Any, Final, TypeVar
 from oomguard.core.errors import UsageError
 from oomguard.core.installation import install_hint
 
-# Batches over a cluster: results in the order of the batches, a few ahead of the one that is waited
-# for, no batch lost with its worker.
-
 T = TypeVar("T")
 R = TypeVar("R")
-# So many batches a CPU are handed out at once: while one is worked on, the next is there already.
+# So many batches per CPU are submitted at once: the next one waits while one is processed.
 _AHEAD: Final = 2
-# Finished results wait for an earlier one: for so many batches a CPU at most.
+# At most so many finished batches per CPU wait for an earlier one.
 _KEPT: Final = 6
 
 
@@ -33,19 +30,18 @@ def in_order(
     batches: Sequence[Sequence[T]],
     at_once: int,
 ) -> Generator[list[R | str]]:
-    """Yield what ``function(common, batch)`` returns for each batch, in their order: a result for
-    each entry of a batch.
+    """Yield the results of ``function(common, batch)`` in the order of the batches.
 
-    A batch whose worker dies is worked on again entry by entry, so that one entry costs no other;
-    of an entry that ends its worker by itself the result is the reason, as text. What the function
-    raises is raised.
+    Each result is a list with one entry per entry of the batch. If a worker dies, its batch is
+    processed again entry by entry, so that one entry costs no other. If a single entry kills its
+    worker, its result is the reason, as text. Exceptions of the function are raised.
 
     Args:
         ray: the connected ``ray`` module.
-        function: a function of a module that the workers have too.
+        function: a function in a module that the workers have too.
         common: its first argument, sent to each node once.
-        batches: the second arguments.
-        at_once: how many batches are worked on at the same time.
+        batches: its second arguments.
+        at_once: how many batches are processed at the same time.
     """
     task = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(function)
     shared = ray.put(common)
@@ -80,7 +76,7 @@ def _result(ray: Any, task: Any, shared: Any, batch: Sequence[Any], reference: A
     except ray.exceptions.RayError as error:
         if len(batch) == 1:
             return [_how(error)]
-    # One after the other: the entry that ended a worker of many may take a whole node's memory.
+    # One after another: the entry that killed the worker may need a whole node's memory.
     found: list[Any] = []
     for entry in batch:
         found += _result(ray, task, shared, [entry], task.remote(shared, [entry]))
@@ -95,8 +91,7 @@ def _how(error: BaseException) -> str:
     return f"the Ray worker that read it {kinds.get(type(error).__name__, 'died')}"
 
 
-# The folder that this package lies in: workers on this machine, and on those that share it, load
-# the very same files.
+# The folder of this package: workers on this machine, or with the same disk, load the same files.
 _OWN_FOLDER: Final = Path(__file__).absolute().parents[3]
 _ADDRESS: Final = re.compile(r"(?:ray://)?(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d{1,5})/?")
 _ANSWER_S: Final = 10.0
@@ -106,23 +101,23 @@ _VERSIONS: Final = re.compile(f"{_SIDE.format('theirs')}.*?{_SIDE.format('ours')
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
-    """Yield the ``ray`` module, connected: to the cluster that ``RAY_ADDRESS`` names or that runs
-    here, else to one of its own.
+    """Yield the ``ray`` module, connected to a cluster.
 
-    A cluster that is of this process already stays connected; any other is left, and one of its own
-    ended. Set no credentials and no code of the working directory on its workers: they get this
-    package's folder in its place.
+    It is the cluster that ``RAY_ADDRESS`` names or that runs here; otherwise a new one. A
+    connection that this process already has stays open. Any other one is closed, and a new cluster
+    is stopped. Workers get this package's folder instead of the working directory, and no
+    credentials.
 
     Raises:
-        UsageError: Ray is not installed, the cluster is of another version, or does not answer; the
-            message has both versions.
+        UsageError: Ray is not installed, or the cluster has another version or does not answer. The
+            message names both versions.
     """
     try:
         import ray
     except ImportError:
         raise UsageError(
-            "--engine ray takes Ray, which is not installed",
-            hint=f"{install_hint('ray')}, or leave --engine out",
+            "--engine ray needs Ray, which is not installed",
+            hint=f"{install_hint('ray')}, or omit --engine",
         ) from None
     if ray.is_initialized():
         yield ray
@@ -140,8 +135,9 @@ def cluster() -> Iterator[Any]:
 
 
 def _require_answer(address: str) -> None:
-    """Raise UsageError where nothing listens at an address: Ray itself waits for a minute there,
-    and then ends the process.
+    """Raise UsageError if nothing listens at an address.
+
+    Ray itself would wait for a minute, and then end the process.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:
@@ -155,23 +151,23 @@ def _require_answer(address: str) -> None:
 
 
 def cpus(ray: Any) -> int:
-    """Return how many CPUs the cluster has, at least 1."""
+    """Return the number of CPUs in the cluster, at least 1."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 def _not_joined(error: BaseException) -> UsageError:
     text = str(error)
-    if told := _VERSIONS.search(text):
+    if versions := _VERSIONS.search(text):
         return UsageError(
-            f"the Ray cluster runs Ray {told['theirs']} on Python {told['theirs_python']}, "
-            f"this process has Ray {told['ours']} on Python {told['ours_python']}",
+            f"the Ray cluster runs Ray {versions['theirs']} on Python {versions['theirs_python']}, "
+            f"but this process has Ray {versions['ours']} on Python {versions['ours_python']}",
             hint=(
-                f"pip install 'ray=={told['theirs']}' under Python {told['theirs_python']}, or "
-                "leave --engine out"
+                f"pip install 'ray=={versions['theirs']}' under Python "
+                f"{versions['theirs_python']}, or omit --engine"
             ),
         )
     first = " ".join(text.split())[:300] or type(error).__name__
     return UsageError(
-        f"the Ray cluster cannot be joined: {first}",
-        hint="ray status shows it; RAY_ADDRESS names another one",
+        f"oomguard cannot join the Ray cluster: {first}",
+        hint="ray status shows the cluster; RAY_ADDRESS chooses another one",
     )

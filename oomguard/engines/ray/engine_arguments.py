@@ -1,6 +1,4 @@
-"""Patches in what starts vLLM on Ray: the ``engine_kwargs`` of Ray Data's processors and of Ray
-Serve's LLM deployments.
-"""
+"""Apply patches to vLLM's arguments in Ray Data processors and Ray Serve deployments."""
 
 from __future__ import annotations
 
@@ -15,10 +13,7 @@ from oomguard.core.setting_spellings import surface
 from oomguard.core.settings import setting
 from oomguard.remedy.planner import next_patches
 
-# The one engine of a Ray Serve configuration file: an entry of ``llm_configs`` in the ``args`` of
-# an application.
-
-# ray.serve.llm's builders: build_openai_app takes a list, build_llm_deployment one.
+# The arguments of Ray Serve's builders: build_openai_app takes a list, build_llm_deployment one.
 _MANY: Final = "llm_configs"
 _ONE: Final = "llm_config"
 _APPLICATIONS: Final = "applications"
@@ -26,24 +21,24 @@ _HINT: Final = "ray_patched(file['applications'][0]['args']['llm_configs'][0], â
 
 
 def is_serve_file(config: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a whole file, or the arguments of an application."""
+    """Return whether a mapping is a whole Serve file, or the arguments of an application."""
     return any(name in config for name in (_APPLICATIONS, _MANY, _ONE))
 
 
 def one_engine(file: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what holds the configuration of the file's engine, and its key or index there.
+    """Return the container of the only engine's configuration, and its key or index there.
 
     Raises:
-        SettingError: the file has none that stands in it, or several: which one failed is not
-            known.
+        SettingError: the file contains no engine, or several, so the failed one is unknown.
     """
     found = list(_engines(file))
     if not found:
-        raise SettingError("the Serve file has no llm_configs with an engine in it", hint=_HINT)
+        raise SettingError("the Serve file has no engine in llm_configs", hint=_HINT)
     if len(found) > 1:
         named = ", ".join(_name(holder[key]) for holder, key in found)
         raise SettingError(
-            f"the Serve file has {len(found)} engines: {named}; a patch is of one", hint=_HINT
+            f"the Serve file has {len(found)} engines ({named}), but a patch changes only one",
+            hint=_HINT,
         )
     return found[0]
 
@@ -79,8 +74,7 @@ C = TypeVar("C")
 _ENGINE: Final = "vllm"
 _FIELD: Final = "engine_kwargs"
 _NONE: Final = object()
-# What a vLLMEngineProcessorConfig and an LLMConfig have to have: a mapping with one of these is no
-# engine's arguments.
+# Keys that a vLLMEngineProcessorConfig or an LLMConfig always has, and engine arguments never have.
 _BESIDE: Final = ("model_source", "model_loading_config")
 
 
@@ -90,21 +84,24 @@ def ray_patched(
     *,
     engine_version: str | None = None,
 ) -> C:
-    """Return a copy of what starts vLLM on Ray, with the patches in its engine arguments; what was
-    given stays as it was.
+    """Return a copy of a Ray configuration for vLLM with the patches in its engine arguments.
+
+    The given configuration stays unchanged.
+
+        config = oomguard.ray_patched(config, oomguard.diagnose(error))
+        config = oomguard.ray_patched(config, {"max_model_len": 4096})
 
     Args:
         config: Ray Data's ``vLLMEngineProcessorConfig``, Ray Serve's ``LLMConfig``, a mapping of
-            either (a Serve configuration file's), a whole Serve file with one engine, or the engine
-            arguments themselves.
-        patches: a diagnosis or an incident, whose plan's first permitted patches are taken, or
-            settings and values by name.
-        engine_version: vLLM's version on the workers, which spells its arguments; None: the newest
-            known.
+            either (from a Serve file), a whole Serve file with one engine, or the engine arguments.
+        patches: a diagnosis or an incident, whose first permitted patches are applied; or values by
+            setting.
+        engine_version: vLLM's version on the workers, which determines the arguments' names; None:
+            the newest known.
 
     Raises:
-        SettingError: a setting that is unknown, or that vLLM has no argument for; a configuration
-            or patches that are none of these; a Serve file with several engines.
+        SettingError: a setting is unknown or has no argument in vLLM; the configuration or the
+            patches have another type; or the Serve file has several engines.
     """
     return _patched(config, arguments_of(patches, engine_version))
 
@@ -120,7 +117,7 @@ def _patched(config: C, changed: Mapping[str, FactValue]) -> C:
             values = {**config, **changed}
         return cast("C", values if type(config) is dict else type(config)(values))  # type: ignore[call-arg]
     arguments = _joined(config, getattr(config, _FIELD, _NONE), changed)
-    if hasattr(config, "model_copy"):  # pydantic's, which both are
+    if hasattr(config, "model_copy"):  # both are pydantic models
         return config.model_copy(update={_FIELD: arguments})  # type: ignore[no-any-return]
     made = copy.copy(config)
     setattr(made, _FIELD, arguments)
@@ -136,19 +133,19 @@ def _file_patched(file: C, changed: Mapping[str, FactValue]) -> C:
 
 
 def _joined(config: object, arguments: object, changed: Mapping[str, FactValue]) -> dict[str, Any]:
-    """Return engine arguments with the changed ones; a configuration may have none yet."""
+    """Return engine arguments with the changes; a configuration may have none yet."""
     if arguments is None or isinstance(arguments, Mapping):
         return {**(arguments or {}), **changed}
     what = type(config).__name__
     if arguments is _NONE:
         why = f"{what} has no {_FIELD}"
     else:
-        why = f"{_FIELD} is no mapping: {type(arguments).__name__}"
+        why = f"{_FIELD} is not a mapping but a {type(arguments).__name__}"
     raise SettingError(
         f"ray_patched cannot patch this: {why}",
         hint=(
-            "give a vLLMEngineProcessorConfig, an LLMConfig, a mapping of either, or the "
-            "engine_kwargs"
+            "Give a vLLMEngineProcessorConfig, an LLMConfig, a mapping of either, or the "
+            "engine_kwargs."
         ),
     )
 
@@ -156,8 +153,9 @@ def _joined(config: object, arguments: object, changed: Mapping[str, FactValue])
 def arguments_of(
     patches: Diagnosis | Incident | Mapping[str, FactValue], engine_version: str | None = None
 ) -> dict[str, FactValue]:
-    """Return patches as arguments of vLLM, in its units; none where nothing can be done. The
-    arguments are those of ``ray_patched``.
+    """Return patches as vLLM's arguments in its units; empty if there is nothing to change.
+
+    The parameters are those of ``ray_patched``.
     """
     found: dict[str, FactValue] = {}
     for name, value in _settings(patches, engine_version).items():
@@ -165,7 +163,7 @@ def arguments_of(
         if own.kwarg is None:
             raise SettingError(
                 f"vLLM has no argument for {name}",
-                hint="oomguard diagnose names the surface that it has",
+                hint="oomguard diagnose shows how vLLM sets it",
             )
         found[own.kwarg] = own.to_engine(value)
     return found
@@ -176,7 +174,7 @@ def _settings(
 ) -> dict[str, FactValue]:
     if not isinstance(patches, (Mapping, Diagnosis, Incident)):
         raise SettingError(
-            "patches are a diagnosis, an incident, or values by setting, not "
+            "patches must be a diagnosis, an incident, or values by setting, not "
             f"{type(patches).__name__}",
             hint=(
                 'oomguard.ray_patched(config, oomguard.diagnose(error)), or {"max_model_len": 4096}'

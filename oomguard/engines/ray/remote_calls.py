@@ -1,5 +1,6 @@
-"""Remote functions and classes of actors that are guarded after Ray made them: the code within is
-guarded, and Ray makes them anew.
+"""Guard remote functions and actor classes after Ray has made them.
+
+The code inside is guarded, and Ray makes the remote function or actor class again.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 
 
 def guarded(function: object, decorate: Callable[..., Any]) -> Any | None:
-    """Return a remote function or a class of actors with its code under ``decorate``; None for
-    anything else.
+    """Return a remote function or an actor class with its code under ``decorate``.
+
+    None for anything else.
 
     Args:
-        function: what is to be guarded.
-        decorate: guards one function; ``is_method`` says that it is one of several, of which not
-            all need to be split.
+        function: the object to guard.
+        decorate: guards one function; its ``is_method`` says that it is one of several, which need
+            not all be split.
     """
     ray = sys.modules.get("ray")
     if ray is None:
@@ -31,9 +33,7 @@ def guarded(function: object, decorate: Callable[..., Any]) -> Any | None:
 
 
 def _again(ray: Any, code: Any, options: dict[str, Any]) -> Any:
-    """Return the code as Ray's, with the options that it had; those that Ray set by itself it sets
-    again.
-    """
+    """Return the code as Ray's, with the user's options; Ray sets its own options again."""
     chosen = {name: value for name, value in options.items() if not name.startswith("_")}
     if chosen:
         return ray.remote(**chosen)(code)
@@ -41,8 +41,9 @@ def _again(ray: Any, code: Any, options: dict[str, Any]) -> Any:
 
 
 def _guarded_class(plain: type, decorate: Callable[..., Any]) -> type:
-    """Return a class in the place of ``plain`` whose own methods are guarded, ``__init__`` too:
-    there engines are started.
+    """Return a subclass of ``plain`` whose methods are guarded.
+
+    ``__init__`` is one of them, because it may start an engine.
     """
     methods = {
         name: decorate(value, is_method=True)

@@ -1,5 +1,6 @@
-"""A task that Ray runs again after its memory monitor has killed the worker that ran it: Ray tells
-it nothing of that, the cluster does.
+"""Detect that Ray's memory monitor killed an earlier attempt of the current task.
+
+Ray does not report the kill to the next attempt, but the cluster's state shows it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ from typing import Any, Final
 from oomguard.engines.protocol import KilledBefore
 
 _BY: Final = "Ray's memory monitor"
-# A kill comes before the task's next attempt by as long as Ray waits, and looks for a place: others
-# may have ended an attempt since.
+# Ray waits between a kill and the next attempt, and other processes may have ended attempts since.
 _RECENT_S: Final = 600.0
 
 
 def killed_before() -> KilledBefore | None:
-    """Return how often what runs in this process now was killed for memory before, as far as the
-    cluster tells; None: never.
+    """Return how often the current task was killed for memory, as far as the cluster knows.
 
-    A first attempt asks nobody, and a later one once.
+    None: never. A first attempt does not ask the cluster, and a later one asks once.
     """
     ray = sys.modules.get("ray")
     try:
@@ -33,7 +32,7 @@ def killed_before() -> KilledBefore | None:
             )
         return None
     except Exception:  # noqa: BLE001
-        # without Ray, in another version of it, or of a cluster that does not answer: as it was
+        # No Ray, another version of it, or a cluster that does not answer.
         return None
 
 

@@ -1,6 +1,4 @@
-"""A Ray ``runtime_env`` that brings oomguard to the workers: the package with its entry point for
-vLLM, and our variables.
-"""
+"""Make a Ray ``runtime_env`` that brings oomguard's vLLM plugin to the workers."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from oomguard.engines.vllm import plugin
 _PACKAGE: Final = Path(__file__).absolute().parents[2]
 _ALLOWED: Final = "VLLM_PLUGINS"
 _PLUGIN: Final = "oomguard"
-# What this process was told, and workers have to be told too.
+# Variables of this process that workers need too.
 _HANDED_ON: Final = ("OOMGUARD_DISABLE", "OOMGUARD_SNAPSHOT")
 _IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
 
@@ -34,21 +32,20 @@ def ray_runtime_env(
     ship: bool = True,
     engine_version: str | None = None,
 ) -> dict[str, Any]:
-    """Return a ``runtime_env`` for ``ray.init``, a task or an actor, whose workers have oomguard's
-    plugin inside vLLM.
+    """Return a ``runtime_env`` for ``ray.init``, a task or an actor with oomguard's vLLM plugin.
+
+        ray.init(runtime_env=oomguard.ray_runtime_env({"max_model_len": 4096}))
 
     Args:
-        patches: what vLLM's engines on the workers get, as in ``ray_patched``; None: nothing is
-            changed.
-        base: a ``runtime_env`` of yours, which is kept; its variables come before ours.
-        ship: whether the package is sent along, as ``py_modules``, which Ray takes in ``ray.init``
-            only: enough for the plugin. The guard's own dependencies come with oomguard installed
-            on the nodes (its wheel file), or with ``base={"pip": [WHEEL]}``. False: variables only,
-            as a task's or an actor's ``runtime_env`` has to be.
+        patches: changes for vLLM's engines on the workers, as in ``ray_patched``; None: no changes.
+        base: your own ``runtime_env``, which is kept; its variables override oomguard's.
+        ship: whether to send the package as ``py_modules`` (only possible in ``ray.init``). This is
+            enough for the plugin. The guard also needs its dependencies: install oomguard on the
+            nodes, or use ``base={"pip": [WHEEL]}``. False, for a task or an actor: variables only.
         engine_version: vLLM's version on the workers; None: the newest known.
 
     Raises:
-        SettingError: a setting that is unknown, or that vLLM has no argument for.
+        SettingError: a setting is unknown or has no argument in vLLM.
     """
     made = dict(base or {})
     given = {str(name): str(value) for name, value in (made.get("env_vars") or {}).items()}
@@ -56,7 +53,7 @@ def ray_runtime_env(
     if patches is not None and (changed := arguments_of(patches, engine_version)):
         variables[plugin.OVERRIDES] = json.dumps(changed)
     allowed = given.get(_ALLOWED, os.environ.get(_ALLOWED))
-    if allowed is not None:  # an allow-list: joined where there is one, never made
+    if allowed is not None:  # join the user's allow-list, but never create one
         given[_ALLOWED] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN]))
     made["env_vars"] = {**variables, **given}
     if ship:
@@ -65,9 +62,7 @@ def ray_runtime_env(
 
 
 def _shipped() -> list[str]:
-    """Return the folders that Ray packs: the package, and the metadata in which vLLM finds its
-    entry point.
-    """
+    """Return the folders that Ray packs: the package, and the metadata with its entry point."""
     folder = Path(tempfile.mkdtemp(prefix="oomguard-ray-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(_PACKAGE, folder / _PLUGIN, ignore=_IGNORED)

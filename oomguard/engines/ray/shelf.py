@@ -1,5 +1,6 @@
-"""The key-value store of a Ray cluster, for short texts that its workers leave for each other; it
-lasts as long as the cluster.
+"""Store short texts in a Ray cluster's key-value store for other workers of the same job.
+
+The texts last as long as the cluster.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ _NAMESPACE: Final = b"oomguard"
 
 
 class ClusterShelf:
-    """Texts of one job: another job on the same cluster has others."""
+    """The texts of one job; other jobs on the same cluster have their own."""
 
     def __init__(self, kv: Any, job: str) -> None:
         self._kv = kv
         self._job = job
 
     def read(self, name: str) -> str | None:
-        """Return the text of this name, None where there is none."""
+        """Return the text with this name; None without one."""
         found = self._kv._internal_kv_get(self._key(name), namespace=_NAMESPACE)
         if found is None:
             return None
         return bytes(found).decode("utf-8", "replace")
 
     def write(self, name: str, text: str) -> None:
-        """Leave a text under this name, in the place of an earlier one."""
+        """Store a text under this name, replacing an earlier one."""
         self._kv._internal_kv_put(
             self._key(name), text.encode(), overwrite=True, namespace=_NAMESPACE
         )
@@ -35,9 +36,7 @@ class ClusterShelf:
 
 
 def shelf() -> ClusterShelf | None:
-    """Return the cluster's shelf for this process's job; None in a process that is not connected to
-    one.
-    """
+    """Return the store for this process's job; None without a connection to a cluster."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

@@ -1,6 +1,4 @@
-"""A model with another implementation of attention for a while: torch's own in place of one that
-keeps a matrix of scores.
-"""
+"""Run a model with torch's attention instead of eager attention, which keeps a score matrix."""
 
 from __future__ import annotations
 
@@ -19,27 +17,25 @@ STATE: Final = "output_attentions"
 _MASK_AXES: Final = 2
 
 
-def why_not_attending(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Return why a call of a model cannot run with attention that keeps no scores; None where it
-    can.
-    """
+def why_not_use_attention(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Return why a call cannot run with attention that keeps no scores; None if it can."""
     config: Any = getattr(model, "config", None)
     now = getattr(config, "_attn_implementation", None)
     family = str(getattr(config, "model_type", ""))
     if now != _WITH_SCORES:
         if now:
-            return "its attention keeps no scores already"
-        return "its attention is not known"
+            return "its attention already keeps no scores"
+        return "oomguard does not know its attention"
     if not hasattr(model, "set_attn_implementation"):
-        return "this transformers changes no model's attention"
+        return "this transformers cannot change a model's attention"
     if family not in _families():
-        return f"models of the type {family} are not known to give the same with it"
+        return f"models of the type {family} were not compared with other attention"
     return _why_scores_are_needed(model, arguments)
 
 
 def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | None:
     if arguments.get(STATE) or getattr(model.config, STATE, False):
-        return f"{STATE} asks for the scores"
+        return f"{STATE} needs the scores"
     if getattr(arguments.get("attention_mask"), "ndim", _MASK_AXES) != _MASK_AXES:
         return "its attention_mask is made for eager attention"
     if any(
@@ -47,14 +43,14 @@ def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | No
         for module in model.modules()
         if "attention" in type(module).__name__.lower()
     ):
-        return "a hook of yours on its attention may look at the scores"
+        return "your hook on its attention may read the scores"
     return None
 
 
 @contextlib.contextmanager
-def attending(model: Any, implementation: str) -> Iterator[None]:
-    """Have a model attend by this implementation."""
-    with ONE_CALL:  # a model's configuration is changed while it runs so
+def use_attention(model: Any, implementation: str) -> Iterator[None]:
+    """Run a model with this attention implementation in the block."""
+    with ONE_CALL:  # the model's configuration is changed meanwhile
         configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
         before = {
             id(c): (c, c._attn_implementation)

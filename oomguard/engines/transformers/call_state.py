@@ -1,5 +1,6 @@
-"""What a call of ``generate`` changes beside its result, as it was before: generators, the user's
-own cache, the layers of a draft.
+"""Record and restore the state that a call of ``generate`` changes besides its result.
+
+This is the random generators, the user's own KV cache, and the layer count of a draft model.
 """
 
 from __future__ import annotations
@@ -15,27 +16,25 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.random_draws import States
 
 
-# What a call leaves on its model for the next one, a value for each row (Qwen-VL's
-# ``rope_deltas``): put together after the last part.
-
+# Attributes that a call leaves on its model for the next one, with a value per row (Qwen-VL's
+# ``rope_deltas``). After the last part they are joined.
 _NAMES: Final = ("rope_deltas",)
 
 
 @contextlib.contextmanager
-def put_together(
+def join_row_state(
     model: Any,
     kept: dict[int, list[tuple[Any, str, Any]]],
     start: int,
     rows_left: int,
 ) -> Iterator[None]:
-    """Keep what a part that begins at row ``start`` leaves; with no rows left, leave what all parts
-    have.
+    """Record the row attributes that a part leaves; after the last part, join them all.
 
     Args:
         model: the model.
         kept: what earlier parts left, by their first row.
         start: the first row of the part.
-        rows_left: rows that come after it.
+        rows_left: the number of rows after it.
     """
     yield
     kept[start] = [
@@ -52,21 +51,21 @@ def put_together(
             setattr(module, name, torch.cat([value for _, _, value in found]))
 
 
-# With it the model itself guesses tokens: its configuration says fewer layers meanwhile, and still
-# does after a failure there.
+# With this option the model drafts tokens itself: its configuration has fewer layers meanwhile, and
+# a failure leaves it so.
 EARLY_EXIT: Final = "assistant_early_exit"
 _LAYERS: Final = "num_hidden_layers"
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
-    """What was there before a call.
+class CallState:
+    """The state before a call.
 
     Attributes:
-        states: where the generators stood.
-        cache_tokens: the tokens that each layer of a given cache had; None: no cache is given, or
-            not such a one.
-        layers: how many layers the model's configuration says; None where it does not.
+        states: the states of the random generators.
+        cache_tokens: the tokens in each layer of a given cache. None: there is no cache, or not one
+            that only grows.
+        layers: the layer count in the model's configuration; None if it has none.
     """
 
     states: States
@@ -74,9 +73,9 @@ class Began:
     layers: int | None = None
 
     @classmethod
-    def now(cls, model: Any, main: Any, cache: Any) -> Began:
-        """Note it for a call of ``model`` whose inputs are ``main``."""
-        from oomguard.engines.transformers.random_draws import states_now
+    def now(cls, model: Any, main: Any, cache: Any) -> CallState:
+        """Record the present state for a call of ``model`` with the inputs ``main``."""
+        from oomguard.engines.transformers.random_draws import generator_states
 
         layers = _plain_layers(cache)
         if layers is None:
@@ -84,21 +83,24 @@ class Began:
         else:
             tokens = tuple(int(layer.get_seq_length()) for layer in layers)
         layers = getattr(_config(model), _LAYERS, None)
-        return cls(states_now(getattr(main, "device", None)), tokens, layers)
+        return cls(generator_states(getattr(main, "device", None)), tokens, layers)
 
     def restore_layers(self, model: Any) -> None:
-        """Have the model's configuration say as many layers as before."""
+        """Restore the layer count in the model's configuration."""
         config = _config(model)
         if self.layers is not None and getattr(config, _LAYERS, None) != self.layers:
             setattr(config, _LAYERS, self.layers)
 
     def restore(self, arguments: Mapping[str, Any]) -> None:
-        """Take from the cache what a call that failed has added: some of its layers may have more
-        tokens than others.
-        """
+        """Remove what a failed call added to the cache; some layers may have more than others."""
+        if self.cache_tokens is None:
+            return
         layers = _plain_layers(given_cache(arguments))
-        for number, layer in enumerate(layers or () if self.cache_tokens is not None else ()):
-            tokens = self.cache_tokens[number] if number < len(self.cache_tokens or ()) else 0  # type: ignore[index]
+        for number, layer in enumerate(layers or ()):
+            if number < len(self.cache_tokens):
+                tokens = self.cache_tokens[number]
+            else:
+                tokens = 0
             for name in ("keys", "values"):
                 if (
                     (held := getattr(layer, name, None)) is not None
@@ -113,7 +115,7 @@ def _config(model: Any) -> Any:
 
 
 def _plain_layers(cache: Any) -> list[Any] | None:
-    """Return the layers of a cache that grows with every token and keeps all; None of any other."""
+    """Return the layers of a cache that only grows; None for any other cache."""
     layers = getattr(cache, "layers", None)
     if not isinstance(layers, list) or any(
         type(layer).__name__ != "DynamicLayer" for layer in layers

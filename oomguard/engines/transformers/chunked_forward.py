@@ -1,6 +1,4 @@
-"""A causal model's forward over some tokens at a time: its cache carries what came before, and
-logits are put side by side.
-"""
+"""Run a causal model's forward in chunks of tokens: its KV cache carries the earlier ones."""
 
 from __future__ import annotations
 
@@ -13,34 +11,33 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.files import read_tables
-from oomguard.engines.transformers.independence import own_code, rope_by_length, why_state_of
+from oomguard.engines.transformers.independence import rope_by_length, user_code, why_state_of
 from oomguard.engines.transformers.inputs import (
     NAMES,
+    compute_on_host,
     given_cache,
     name_in,
-    of_host,
     why_packed,
     with_cache,
 )
 
-# Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a
-# call runs as it is.
+# Arguments that are cut along the tokens, or are the same for each chunk. A call with any other
+# tensor is not chunked.
 _ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})
 _MASK: Final = "attention_mask"
 _ALIKE: Final = frozenset({"cache_position", *NAMES, "use_cache", "labels"})
-# What has to be off: it would have to be put together along other axes.
+# Outputs that must be off, because they would have to be joined along other axes.
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
 _FILE: Final = Path(__file__).with_name("chunked_models.toml")
-# A model is changed while it runs another way, in chunks or with other attention: one call at a
-# time.
+# A variant changes the model while it runs (chunks, other attention), so one call runs at a time.
 ONE_CALL: Final = threading.RLock()
-# How transformers names what reads on from its own tokens.
+# transformers' class names for causal language models.
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 
 
 def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Return why a call of a model cannot be run over some tokens at a time; None where it can."""
+    """Return why a call of a model cannot run in chunks of tokens; None if it can."""
     return _why_not_model(model) or _why_not_arguments(model, arguments)
 
 
@@ -54,8 +51,7 @@ def _why_not_model(model: Any) -> str | None:
         or name_in(model) is None
     ):
         return (
-            f"{name} is not known to read its tokens one after the other, with a cache of those "
-            "before"
+            f"{name} is not known to read its tokens in order, with a KV cache of the earlier ones"
         )
     looks = [
         causal
@@ -63,21 +59,21 @@ def _why_not_model(model: Any) -> str | None:
         if isinstance(causal := getattr(module, "is_causal", None), bool)
     ]
     if not looks or not all(looks):
-        return f"{name} may look at tokens to come"
+        return f"{name} may look at later tokens"
     if family not in compared_families():
-        return f"models of the type {family or name} are not known to give the same in chunks"
+        return f"models of the type {family or name} were not compared in chunks"
     kind, _ = rope_by_length(config)
     if kind is not None:
-        return f"positions by {kind} change with the length of what is read at once"
-    if (own := own_code(model)) is not None:
-        return f"{own} is code of your own"
+        return f"positions by {kind} depend on how many tokens are read at once"
+    if (own := user_code(model)) is not None:
+        return f"{own} is your own code"
     return why_state_of(model)
 
 
 def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
     for option in _STATES:
         if arguments.get(option, getattr(model.config, option, False)):
-            return f"{option} is not put together along the tokens"
+            return f"{option} cannot be joined along the tokens"
     named = inspect.signature(type(model).forward).parameters
     if arguments.get("labels") is not None and (
         loss := next((n for n in arguments if n not in named and n not in NAMES), None)
@@ -88,14 +84,12 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
     )
     if strange is None:
         return why_packed(arguments)
-    return f"the argument {strange} is not of tokens"
+    return f"the argument {strange} has no axis of tokens"
 
 
 @functools.cache
 def compared_families() -> frozenset[str]:
-    """Return the types of models that were compared with their cache read over some tokens at a
-    time.
-    """
+    """Return the model types whose outputs in chunks were compared with those at once."""
     return frozenset(next(iter(read_tables("chunked", [_FILE]).values()))["model_types"])
 
 
@@ -103,7 +97,7 @@ def _is_of_tokens(name: str, value: Any) -> bool:
     if name == _MASK:
         return value is None or getattr(value, "ndim", 0) == _MASK_AXES
     if name == "return_dict":
-        return value is not False  # a tuple is not put together along its tokens
+        return value is not False  # a tuple cannot be joined along its tokens
     if name == "logits_to_keep":
         return value is None or isinstance(value, int)
     return (
@@ -114,20 +108,19 @@ def _is_of_tokens(name: str, value: Any) -> bool:
     )
 
 
-def begins_padded(mask: Any) -> bool:
-    """Return whether a row begins with hidden tokens: they look at all others alike, so what they
-    say changes with the chunk.
+def has_leading_padding(mask: Any) -> bool:
+    """Return whether a row begins with padding.
+
+    Padding looks at all other tokens alike, so its outputs would change with the chunk.
     """
     if mask is None or getattr(mask, "ndim", 0) != _MASK_AXES:
         return False
-    return of_host(lambda shown: bool((shown[:, 0] == 0).any()), mask)
+    return compute_on_host(lambda shown: bool((shown[:, 0] == 0).any()), mask)
 
 
 @contextlib.contextmanager
-def chunking(model: Any, tokens: int) -> Iterator[None]:
-    """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where
-    that can be done.
-    """
+def run_in_chunks(model: Any, tokens: int) -> Iterator[None]:
+    """Run calls of a model in chunks of ``tokens`` tokens in the block, if possible."""
     with ONE_CALL:
         yield from _replaced(model, tokens)
 
@@ -137,9 +130,8 @@ def _replaced(model: Any, tokens: int) -> Iterator[None]:
     forward = model.forward
     names = tuple(inspect.signature(type(model).forward).parameters)[1:]
 
-    @functools.wraps(
-        forward
-    )  # generate looks at its signature, and asks for few logits where it takes logits_to_keep
+    # generate reads the signature, and asks for few logits if forward takes logits_to_keep.
+    @functools.wraps(forward)
     def chunked(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("input_ids") is not None:

@@ -1,4 +1,4 @@
-"""A model's forward: the outermost call of it, run in parts that give the same rows in order."""
+"""Run the outermost call of a model's forward in parts that give the same rows in order."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import FactValue
-from oomguard.engines.transformers.attention import attending, why_not_attending
-from oomguard.engines.transformers.call_state import put_together
-from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
+from oomguard.engines.transformers.attention import use_attention, why_not_use_attention
+from oomguard.engines.transformers.call_state import join_row_state
+from oomguard.engines.transformers.chunked_forward import (
+    has_leading_padding,
+    run_in_chunks,
+    why_not_in_chunks,
+)
 from oomguard.engines.transformers.independence import (
     common_rows,
+    guard_advice,
+    infer_row_arguments,
     is_cut,
     is_input,
     layout_of,
-    line_to_write,
     names,
     records_gradients,
-    taken_for_rows,
     why_drawn,
     why_not_rows,
     why_over_batch,
@@ -36,16 +40,13 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.random_draws import Draws
 
 
-# What a model gives of the images of all rows, one after the other: that of the parts is put side
-# by side, as their images were cut.
-
-# Of each part, by its first row: the fields of its result that belong to no row, on the host.
+# For each part by its first row: the result fields that belong to images, moved to the host.
 Stored = dict[int, Mapping[str, Any]]
-_OTHERWISE: Final = "what parts give of their images differs in more than the images"
+_OTHERWISE: Final = "the image outputs of the parts differ in more than the images"
 
 
-def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
-    """Return a part's result without these fields, which are stored."""
+def store_image_fields(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
+    """Return a part's result without these fields, which go into ``stored``."""
     own = {
         name: result[name]
         for name in names
@@ -59,12 +60,13 @@ def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -
     return result
 
 
-def put_back(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> Any:
-    """Return the result of all rows with the stored fields of its parts in it, each tensor where
-    ``place`` puts it.
+def join_image_fields(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> Any:
+    """Return the result of all rows with the stored fields of its parts joined.
+
+    ``place`` moves each tensor to a device.
 
     Raises:
-        ValueError: parts differ in more than their images.
+        ValueError: the parts differ in more than their images.
     """
     parts = [stored[start] for start in sorted(stored)]
     fields = {
@@ -78,7 +80,7 @@ def put_back(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> A
 
 
 class _OnHost:
-    """A tensor that waits on the host, and the device that it came from."""
+    """A tensor moved to the host, with its original device."""
 
     def __init__(self, tensor: Any) -> None:
         self.device = tensor.device
@@ -86,7 +88,7 @@ class _OnHost:
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a record with what ``change`` makes of each tensor in it."""
+    """Return a record with each tensor in it replaced by ``change(tensor)``."""
     if hasattr(value, "untyped_storage"):
         return change(value)
     if isinstance(value, Mapping):
@@ -97,10 +99,9 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int | None) -> Any:
-    """Return several parts' records as one, each tensor along its first axis.
+    """Return the records of several parts as one, with tensors joined along their first axis.
 
-    ``depth`` is how many lists are around the one that has an entry for each image; None: there is
-    none.
+    ``depth`` is the number of lists around the one with an entry per image; None without one.
     """
     first = values[0]
     if isinstance(first, _OnHost):
@@ -141,14 +142,11 @@ def _cat(tensors: list[Any]) -> Any:
     return tensors[0]
 
 
-# Calls with several texts for each image, which are the rows: detection of what texts name, as
-# OWL-ViT reads it.
+# Detection of texts in images, as OWL-ViT reads it: images are the rows, each with several texts.
 
 
 def texts_of_images(model: Any, arguments: Mapping[str, Any]) -> tuple[Media, int, int] | None:
-    """Return whose each text and image is, the images, and the texts of each; None of another model
-    or call.
-    """
+    """Return the media, the images, and the texts per image; None for another model or call."""
     names = {base.__name__ for base in type(model).__mro__}
     found = next((kind for kind in data()["texts_of_images"] if names & set(kind["classes"])), None)
     images: Any = None if found is None else arguments.get(found["images"])
@@ -167,15 +165,15 @@ def texts_of_images(model: Any, arguments: Mapping[str, Any]) -> tuple[Media, in
 
 
 _ITEMS: Final = "num_items_in_batch"
-WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
+WHY_NOT_TRAINED: Final = "the call records gradients, or the model is in training mode"
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardCall:
-    """One call of a model: its rows, and how to make a part of it.
+    """A call of a model: its rows, and how to make a part of it.
 
-    ``positional`` are the names of its positional arguments, by the model's own signature;
-    ``taken`` are arguments that nobody has listed, and are cut.
+    ``positional`` are the names of its positional arguments, from the model's signature. ``taken``
+    are unlisted arguments that are split because they have one entry per row.
     """
 
     model: Any
@@ -197,16 +195,14 @@ class ForwardCall:
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     taken: frozenset[str] = frozenset()
-    texts: int = 1  # of each row
+    texts: int = 1  # per row
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
     stored: Stored = field(default_factory=dict)
     layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
-        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they
-        can.
-        """
+        """Read a call; ``not_splittable`` says why it cannot be split, None if it can."""
         parameters = tuple(inspect.signature(type(model).forward).parameters)[1:]
         positional = parameters[: len(args)]
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
@@ -223,20 +219,16 @@ class ForwardCall:
         rows = common_rows(arguments) if found is None else int(arguments[found].shape[0])
         texts = 1
         if rows is None:
-            given = (
-                ", ".join(
-                    name for name, value in arguments.items() if any(True for _ in tensors(value))
-                )
-                or "no tensor"
-            )
-            why = f"none of its arguments is known to hold one row per input: {given}"
+            with_tensors = [name for name, value in arguments.items() if any(tensors(value))]
+            given = ", ".join(with_tensors) or "no tensor"
+            why = f"oomguard does not know which argument has one row per input: {given}"
             return cls(
-                model, args, kwargs, positional, 1, None, f"{why}. {line_to_write({}, 0)}", trains
+                model, args, kwargs, positional, 1, None, f"{why}. {guard_advice({}, 0)}", trains
             )
         if len(positional) == len(args):
             reason = None
         else:
-            reason = "its positional arguments have no names"
+            reason = "oomguard does not know the names of its positional arguments"
         media: Media | str = Media({})
         if of_images is not None:
             media, rows, texts = of_images
@@ -246,7 +238,9 @@ class ForwardCall:
             of_rows = Media({})
         else:
             of_rows = media
-        taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
+        taken = (
+            frozenset() if of_rows.starts else infer_row_arguments(arguments, rows, of_rows.untold)
+        )
         if found in names("text"):
             tokens = int(arguments[found].shape[1])
         else:
@@ -254,7 +248,7 @@ class ForwardCall:
         reason = reason or why_rows_depend(model, "forward", arguments, rows, tokens)
         reason = reason or why_over_batch(model, arguments)
         if reason is None and isinstance(media, str):
-            reason = f"{media}. {line_to_write(arguments, rows)}"
+            reason = f"{media}. {guard_advice(arguments, rows)}"
         reason = reason or why_not_rows(arguments, rows, of_rows, taken)
         return cls(
             model,
@@ -273,21 +267,19 @@ class ForwardCall:
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart; None where they can."""
+        """Why the call cannot be split into rows; None if it can."""
         return self.why_not_rows
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field beside one: its texts where it has several,
-        else no other number.
-        """
+        """Other numbers of entries per row in a result field: its texts, if there are several."""
         if self.texts == 1:
             return ()
         return (self.texts,)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
-        """What the mean loss of rows weighs."""
+        """The weight of a part's mean loss."""
         return self._weight
 
     @property
@@ -305,7 +297,7 @@ class ForwardCall:
         )
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
+        """Return the arguments with rows ``start`` to ``stop``, with their padding."""
         given = {**dict(self._positional()), **self.kwargs}
         cut = {
             name: self._changed(name, value, lambda t: t[start:stop])
@@ -318,10 +310,8 @@ class ForwardCall:
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Run a part the other way that is asked for, draw what the whole call draws, and leave
-        what the whole call leaves.
-        """
-        together = put_together(self.model, self.left, start, self.rows - stop)
+        """Run a part as its variant, with the whole call's random numbers and model state."""
+        together = join_row_state(self.model, self.left, start, self.rows - stop)
         if self.attention is not None or self.chunk_tokens is not None:
             together = self._another_way(self.model, together)
         if stop - start == self.rows:
@@ -332,12 +322,14 @@ class ForwardCall:
             yield
 
     def _drawing(self) -> Draws:
-        """Return what the parts draw, made with the first part."""
-        from oomguard.engines.transformers.random_draws import Draws, states_now
+        """Return the random draws of all parts; the first part makes them."""
+        from oomguard.engines.transformers.random_draws import Draws, generator_states
 
         if not self.draws:
             self.draws.append(
-                Draws(states_now(getattr(self.model, "device", None)), self.rows, may_draw=True)
+                Draws(
+                    generator_states(getattr(self.model, "device", None)), self.rows, may_draw=True
+                )
             )
         return self.draws[0]
 
@@ -345,9 +337,9 @@ class ForwardCall:
     def _another_way(self, model: Any, around: AbstractContextManager[object]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self.attention is not None:
-                stack.enter_context(attending(model, self.attention))
+                stack.enter_context(use_attention(model, self.attention))
             if self.chunk_tokens is not None:
-                stack.enter_context(chunking(model, self.chunk_tokens))
+                stack.enter_context(run_in_chunks(model, self.chunk_tokens))
             else:
                 stack.enter_context(around)
             yield
@@ -355,74 +347,71 @@ class ForwardCall:
     def varied(
         self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
     ) -> ForwardCall | str:
-        """Return the call over some tokens at a time, or with other attention; or why it gives
-        another result so.
-        """
+        """Return the call with prefill chunks or other attention, or why that is impossible."""
         del failed_in
         given = {**dict(self._positional()), **self.kwargs}
-        why_not = (
-            WHY_NOT_TRAINED if self.may_train or self.model.training else why_drawn(self.model)
-        )
+        if self.may_train or self.model.training:
+            why_not: str | None = WHY_NOT_TRAINED
+        else:
+            why_not = why_drawn(self.model)
         if why_not is None and given_cache(given) is not None:
-            why_not = "what the failed call left in the cache it was given cannot be taken back"
+            why_not = "the failed call's entries in the given cache cannot be removed"
         changed = self
         for name, value in changes.items():
             way = _WAYS.get(name)
-            found = why_not or (
-                f"a plain call has no {name}" if way is None else way(changed, given, value)
-            )
+            if way is None:
+                found: ForwardCall | str = f"a plain call has no {name}"
+            else:
+                found = way(changed, given, value)
+            found = why_not or found
             if isinstance(found, str):
                 return found
             changed = found
         return changed
 
     def _in_chunks(self, given: Mapping[str, Any], tokens: FactValue) -> ForwardCall | str:
-        """Return the call over ``tokens`` tokens at a time, or why it gives another result so."""
+        """Return the call with chunks of ``tokens`` tokens, or why that changes the result."""
         why_not = why_not_in_chunks(self.model, given)
-        if why_not is None and begins_padded(given.get("attention_mask")):
-            why_not = "what the padding before a row says would change"
+        if why_not is None and has_leading_padding(given.get("attention_mask")):
+            why_not = "its rows begin with padding, whose outputs would change"
         if why_not is None and (self.prompt_tokens or 0) <= int(tokens):
-            why_not = "its tokens are no more than a chunk"
+            why_not = "its tokens already fit into one chunk"
         return why_not or replace(self, chunk_tokens=int(tokens))
 
     def _with_attention(
         self, given: Mapping[str, Any], implementation: FactValue
     ) -> ForwardCall | str:
-        """Return the call with attention by another implementation, or why it cannot be made so."""
-        why_not = why_not_attending(self.model, given)
-        if why_not is None and begins_padded(given.get("attention_mask")):
-            why_not = "what the padding before a row says would change"
+        """Return the call with another attention implementation, or why that is impossible."""
+        why_not = why_not_use_attention(self.model, given)
+        if why_not is None and has_leading_padding(given.get("attention_mask")):
+            why_not = "its rows begin with padding, whose outputs would change"
         return why_not or replace(self, attention=str(implementation))
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why a part drew other numbers than the whole call; every field of its result is
-        looked at where it is put.
-        """
+        """Return why a part drew other random numbers than the whole call; None if it did not."""
         del part, rows
         if self.draws:
             return self.draws[0].problem
         return None
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a part's result without what belongs to images and to no row, which is put in
-        again in the end.
-        """
+        """Return a part's result without its image outputs, which ``finished`` adds again."""
         is_whole = not self.media.outputs or stop - start == self.rows
         if is_whole:
             return result
-        return taken_off(result, self.media.outputs, self.stored, start)
+        return store_image_fields(result, self.media.outputs, self.stored, start)
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result with what was made of the images of all rows in it."""
+        """Return the joined result with the image outputs of all rows."""
         if self.stored:
-            return put_back(result, self.stored, place)
+            return join_image_fields(result, self.stored, place)
         return result
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)
 
     def _changed(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
-        """Return an argument with what ``change`` makes of each tensor in it that holds rows."""
+        """Return an argument with each tensor of rows in it replaced by ``change(tensor)``."""
         if is_tensor(value):
             if name in self.taken or is_cut(name, value, self.rows):
                 return change(value)

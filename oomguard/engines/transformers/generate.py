@@ -1,6 +1,4 @@
-"""``generate`` of Hugging Face transformers: watching it, and running it in parts that give the
-same rows in order.
-"""
+"""Run ``generate`` of Hugging Face transformers in parts that give the same rows in order."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import FactValue
-from oomguard.engines.transformers.call_state import Began, put_together
-from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.call_state import CallState, join_row_state
+from oomguard.engines.transformers.chunked_forward import run_in_chunks
 from oomguard.engines.transformers.generate_variants import (
     as_changed,
     generate_another_way,
@@ -25,9 +23,9 @@ from oomguard.engines.transformers.generate_variants import (
 from oomguard.engines.transformers.independence import (
     CRITERIA,
     NAMES,
-    line_to_write,
-    taken_for_rows,
-    why_not_apart,
+    guard_advice,
+    infer_row_arguments,
+    why_not_separate,
     why_rows_depend,
 )
 from oomguard.engines.transformers.inputs import NAMES as CACHES
@@ -35,8 +33,8 @@ from oomguard.engines.transformers.inputs import (
     by_name,
     given_cache,
     holds_tensors,
-    inputs_of,
     is_tensor,
+    main_input,
     main_name,
     new_tokens,
     option_of,
@@ -52,18 +50,15 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.random_draws import Draws
 
 
-# Whose beam each token of a sequence came from, in the record of a search that ran in parts: beams
-# are numbered over the whole batch.
-
+# A beam search records the beam of each token, numbered over the whole batch.
 _FIELD = "beam_indices"
 
 
 def number_beams(record: Any, rows: int, beams: int) -> Any:
-    """Return a record whose beams are numbered as in one call of ``rows`` rows: the parts began
-    each with 0.
+    """Return a record with beams numbered as in one call of ``rows`` rows.
 
-    Beam ``b`` of row ``r`` has the number ``r * beams + b``; what stands behind the end of a
-    sequence is negative.
+    Each part starts at beam 0. Beam ``b`` of row ``r`` has the number ``r * beams + b``; after the
+    end of a sequence the numbers are negative.
     """
     import torch
 
@@ -83,12 +78,9 @@ def number_beams(record: Any, rows: int, beams: int) -> Any:
     return record
 
 
-# Whether what ``generate`` gives of a model has one row per input, as the model itself tells before
-# anything runs.
-
-# Arguments that hold one text per row where they are a list of as many.
+# Arguments with one text per row, if they are lists with as many entries.
 ROW_LISTS: Final = frozenset({"adapter_names", "language"})
-# Arguments that see the whole batch, or count its rows.
+# Arguments that belong to the whole batch, or count its rows.
 UNSPLITTABLE: Final = (
     "streamer",
     *CACHES,
@@ -107,20 +99,18 @@ def _row_arguments() -> frozenset[str]:
 
 
 def is_row_argument(name: str) -> bool:
-    """Return whether an argument of this name is known to hold one row per input."""
+    """Return whether an argument with this name has one row per input."""
     return name in _row_arguments()
 
 
 def is_overridden(model: Any) -> bool:
-    """Return whether a model's ``generate`` is not that of transformers."""
+    """Return whether a model class overrides transformers' ``generate``."""
     owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
     return owner is not None and owner.__module__ != "transformers.generation.utils"
 
 
 def why_not_rows(model: Any) -> str | None:
-    """Return why what a model generates is not one row of tokens per input, or not the same in
-    parts; None where nothing tells.
-    """
+    """Return why a model's output is not one row of tokens per input; None if it may be."""
     gives = getattr(model, "output_modalities", None) or (_TEXT,)
     if is_overridden(model) and _TEXT not in gives:
         return (
@@ -131,8 +121,9 @@ def why_not_rows(model: Any) -> str | None:
 
 
 def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
-    """Return whether a list may be handed to a part: it is one text a row and cut, an option of
-    generation, or no list of rows.
+    """Return whether a part may get this list.
+
+    It may if the list has one text per row, is a generation option, or is not a list of rows.
     """
     if name in ROW_LISTS:
         return len(value) == rows
@@ -141,20 +132,18 @@ def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bo
     )
 
 
-# What one row of a call needs in closed form, from the model's configuration alone.
-
-
 def estimate_row_bytes(
     model: Any, prompt_tokens: int | None, max_new_tokens: int | None, *, sequences: int = 1
 ) -> int | None:
-    """Return the bytes that one row of ``generate`` needs beyond the weights; None if no closed
-    form holds.
+    """Return the bytes that one row of ``generate`` needs next to the weights, by a formula.
+
+    None if no formula applies.
 
     Args:
-        model: the model; its configuration is read, and nothing else.
-        prompt_tokens: tokens of the prompt, padding included.
-        max_new_tokens: tokens that the call may generate.
-        sequences: beams, or sequences that are returned for a row.
+        model: the model; only its configuration is read.
+        prompt_tokens: tokens of the prompt, with padding; None if unknown.
+        max_new_tokens: new tokens that the call may generate; None if unknown.
+        sequences: beams, or returned sequences, per row.
     """
     config: Any = getattr(model, "config", None)
     if prompt_tokens is None or max_new_tokens is None or not hasattr(config, "to_dict"):
@@ -177,9 +166,7 @@ _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One call of ``generate``: its rows and lengths, and how to make a part of it and put parts
-    together again.
-    """
+    """A call of ``generate``: its rows and lengths, and how to split it and join the parts."""
 
     model: Any
     args: tuple[Any, ...]
@@ -187,22 +174,14 @@ class GenerateCall:
     rows: int
     prompt_tokens: int | None
     draws: Draws
-    began: Began
+    began: CallState
     may_train: bool = False
     phase: str | None = "generate"
-    chunk_tokens: int | None = (
-        None  # of every call of its model, where generate itself knows no chunks
-    )
-    attention: str | None = (
-        None  # the implementation by which its model attends while it runs; None: its own
-    )
-    cache_on_host: bool = (
-        False  # whether the layers of its cache are on the host until they are needed
-    )
-    left_out: Any = None  # tokens of the prompts that it does not read; None: it reads all
-    left: dict[int, list[tuple[Any, str, Any]]] = field(
-        default_factory=dict
-    )  # on its model, by each part that ran
+    chunk_tokens: int | None = None  # chunks for every model call, if generate has no own chunks
+    attention: str | None = None  # the attention implementation; None: the model's own
+    cache_on_host: bool = False  # whether the layers of the KV cache wait on the host
+    left_out: Any = None  # tokens that were cut from the prompts; None: none were
+    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)  # by part
 
     @classmethod
     def of(
@@ -210,15 +189,16 @@ class GenerateCall:
         model: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        began: Began | None = None,
+        began: CallState | None = None,
     ) -> GenerateCall:
-        """Read a call, no more of it than a call that succeeds has use for; ``began`` is what
-        ``begin`` found before it was made.
+        """Read a call, but no more than a successful call needs.
+
+        ``began`` is the state that ``begin`` recorded before the call; None: record it now.
         """
         from oomguard.engines.transformers.random_draws import Draws
 
         rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
-        # A method of its own around generation (Whisper's) draws again for some of the rows.
+        # An overriding generate (Whisper's) samples again for some of the rows.
         if began is None:
             began = cls.begin(model, args, kwargs)
         began.restore_layers(model)
@@ -226,53 +206,51 @@ class GenerateCall:
         return cls(model, args, kwargs, rows, prompt_tokens, draws, began)
 
     @staticmethod
-    def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
-        """Note what a call will change beside its result."""
-        return Began.now(model, inputs_of(model, args, kwargs), given_cache(kwargs))
+    def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallState:
+        """Record the state that a call changes besides its result."""
+        return CallState.now(model, main_input(model, args, kwargs), given_cache(kwargs))
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with
-        what it would have found.
-        """
+        """Let rows ``start`` to ``stop`` see the random numbers and state of the whole call."""
         self.began.restore(self.kwargs)
         self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
             stack.callback(self.began.restore_layers, self.model)
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
-                    stack.enter_context(chunking(model, self.chunk_tokens))
+                    stack.enter_context(run_in_chunks(model, self.chunk_tokens))
             stack.enter_context(self.changed(self.model))
-            stack.enter_context(put_together(self.model, self.left, start, self.rows - stop))
+            stack.enter_context(join_row_state(self.model, self.left, start, self.rows - stop))
             yield
 
     def changed(self, model: Any) -> AbstractContextManager[None]:
-        """Return what has a model's calls run the way that this one runs."""
+        """Return the context in which a model runs as this variant of the call."""
         return as_changed(model, self.attention, cache_is_on_host=self.cache_on_host)
 
     def varied(
         self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
     ) -> GenerateCall | str:
-        """Return the call with these settings changed, or why it cannot be made so."""
+        """Return the call with these settings changed, or why that is impossible."""
         return generate_another_way(self, changes, failed_in)
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart, None where they can."""
+        """Why the call cannot be split into rows; None if it can."""
         import torch
 
         args = self.args
         kwargs = self.kwargs
         rows = self.rows
-        main = inputs_of(self.model, args, kwargs)
+        main = main_input(self.model, args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
-            return "no rows to split: the call has no tensor of inputs"
+            return "the call has no input tensor with rows"
         if (why := why_not_rows(self.model)) is not None:
             return why
         if self.gives_record and self.several and is_overridden(self.model):
             return (
-                "return_dict_in_generate with several rows for each input: whose they are is not "
-                "known"
+                "return_dict_in_generate with several sequences per input: the order of its "
+                "entries is unknown"
             )
         if any(argument is not None for argument in args[2:]) or (
             len(args) > 1 and holds_tensors(args[1])
@@ -283,9 +261,9 @@ class GenerateCall:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
         if isinstance(media, str):
-            return f"{media}. {line_to_write(kwargs, rows)}"
-        if (why := why_not_apart(kwargs)) is not None:
-            return f"{why}. {line_to_write(kwargs, rows)}"
+            return f"{media}. {guard_advice(kwargs, rows)}"
+        if (why := why_not_separate(kwargs)) is not None:
+            return f"{why}. {guard_advice(kwargs, rows)}"
         for name, value in kwargs.items():
             if name in media.starts or name in NAMES or name in self.taken:
                 continue
@@ -293,34 +271,33 @@ class GenerateCall:
                 self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             )
             if name == "position_ids" and known and value.dim() > 2:
-                known = False  # some models put an axis of three before the rows
+                known = False  # some models have an axis of three before the rows
             if not known and holds_tensors(value):
                 why = f"the argument {name} is not known to hold one row per input"
-                return f"{why}. {line_to_write(kwargs, rows)}"
+                return f"{why}. {guard_advice(kwargs, rows)}"
             if isinstance(value, (list, tuple)) and not is_of_all_rows(
                 self.model, name, value, rows
             ):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
-        new = self.max_new_tokens
-        if self.prompt_tokens is None or new is None:
-            tokens = None
-        else:
-            tokens = self.prompt_tokens + new
+        tokens = None
+        if self.prompt_tokens is not None and self.max_new_tokens is not None:
+            tokens = self.prompt_tokens + self.max_new_tokens
         return why_rows_depend(self.model, "generate", self.given(), rows, tokens)
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Tokens that the call may generate, None where that is not known."""
+        """New tokens that the call may generate; None if unknown."""
         return new_tokens(self.model, self.args, self.kwargs, self.prompt_tokens)
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that
-        tokens stay the same.
+        """Return the arguments with rows ``start`` to ``stop``, with their padding.
+
+        With another padding a model could give other tokens.
         """
         import torch
 
         media = self.media()
-        assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
+        assert isinstance(media, Media)  # noqa: S101 - not_splittable has checked it
         args = tuple(
             a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a
             for i, a in enumerate(self.args)
@@ -336,59 +313,58 @@ class GenerateCall:
         return args, {**kwargs, **media.given_to(self.kwargs, start, stop)}
 
     def media(self) -> Media | str:
-        """Return whose the images and videos beside the text are, or why that cannot be told."""
-        main = inputs_of(self.model, self.args, self.kwargs)
+        """Return the rows of images and videos, or why they are unknown."""
+        main = main_input(self.model, self.args, self.kwargs)
         return media_of(self.model, {n: v for n, v in self.kwargs.items() if v is not main}, main)
 
     @property
     def puts_back(self) -> Collection[str]:
-        """The cache that the user gave, where what a call adds to it is known."""
+        """The user's cache, if the entries that a call adds can be removed."""
         if self.began.cache_tokens is not None:
             return CACHES
         return ()
 
     @property
     def taken(self) -> frozenset[str]:
-        """The tensors that are taken for one row per input, though nobody has listed them."""
+        """Unlisted tensors that are split because they have one entry per row."""
         media = self.media()
         if isinstance(media, str) or media.starts or is_overridden(self.model):
             return frozenset()
         unknown = {name: value for name, value in self.kwargs.items() if is_tensor(value)}
-        options = getattr(
-            self.model, "generation_config", None
-        )  # tokens that end rows may be as many as they
+        # Generation options such as end tokens may have as many entries as there are rows.
+        options = getattr(self.model, "generation_config", None)
         unknown = {
             n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)
         }
-        return taken_for_rows(unknown, self.rows, media.untold)
+        return infer_row_arguments(unknown, self.rows, media.untold)
 
     def is_cut(self, name: str) -> bool:
-        """Return whether a tensor of this name has one row per input."""
+        """Return whether a tensor with this name is split into rows."""
         return self._is_listed(name) or name in self.taken
 
     def _is_listed(self, name: str) -> bool:
         return is_row_argument(name) or name == main_name(self.model, self.args, self.kwargs)
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why the result of a part cannot be put together with others; None where it can."""
+        """Return why a part's result cannot be joined to the others; None if it can."""
         import torch
 
         if self.draws.problem is not None:
             return self.draws.problem
         if self.gives_record and isinstance(part, Mapping):
-            return None  # every field of it is looked at where it is put
+            return None  # collecting the results checks every field
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return the tokens of some rows, behind what their prompts had beside what was read."""
+        """Return the tokens of some rows, with the part of their prompts that was left out."""
         if self.left_out is None:
             return result
         return with_left_out(self.left_out, result, start, stop)
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the tokens of all rows as the whole call would have ended them."""
+        """Return the tokens of all rows as the whole call would return them."""
         del place
         if self.gives_record:
             return number_beams(result, self.rows, int(self.option("num_beams") or 1))
@@ -396,24 +372,20 @@ class GenerateCall:
 
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
-        """What makes the result a record of fields: with ``return_dict_in_generate`` each has one
-        entry a row, step by step.
-        """
+        """A function if the result is a record of fields, whose entries have no mean to weigh."""
         if self.gives_record:
             return no_weight
         return None
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field of the record: its beams, or the sequences
-        returned for it.
-        """
+        """Other numbers of entries per row in a result field: its beams or its sequences."""
         numbers = {int(self.option(name) or 1) for name in ("num_beams", "num_return_sequences")}
         return numbers - {1}
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
-        """Nothing: the fields of a record are known."""
+        """Empty: the fields of a record are known."""
         return {}
 
     @property
@@ -422,14 +394,12 @@ class GenerateCall:
         return any(self.option(name) for name in _RECORDS)
 
     def option(self, name: str) -> Any:
-        """Return an option of the call, as transformers resolves it."""
+        """Return an option of the call as transformers resolves it."""
         return option_of(self.model, self.args, self.kwargs, name)
 
     @property
     def pad_value(self) -> int | None:
-        """The token after a row that ended earlier than others, as in one batch; None: rows go on
-        until the last one ends.
-        """
+        """The token that follows a row which ended early; None if all rows end together."""
         criteria = self.kwargs.get(CRITERIA)
         if (
             criteria
@@ -445,12 +415,12 @@ class GenerateCall:
 
     @property
     def waits_on_host(self) -> bool:
-        """Whether the result is tokens and nothing else."""
+        """Whether the result is only tokens."""
         return not self.gives_record
 
     @property
     def estimated_row_bytes(self) -> int | None:
-        """Bytes that one row needs in closed form; None if no closed form holds."""
+        """Bytes that one row needs by a formula; None if no formula applies."""
         if self.attention is not None or self.cache_on_host or self.chunk_tokens is not None:
             return None
         sequences = max(
@@ -461,5 +431,5 @@ class GenerateCall:
         )
 
     def given(self) -> dict[str, Any]:
-        """Return its arguments by name."""
+        """Return the arguments by name."""
         return by_name(self.model, self.args, self.kwargs)

@@ -1,8 +1,8 @@
-"""Whether the rows of a model's call depend on each other.
+"""Decide whether the rows of a model call depend on each other.
 
-For the model classes of transformers a table says so, which benchmarks/row_independence.py writes
-at development time. Code that is no library's is unknown: its rows are run apart only if its
-author names them, with ``oomguard.guard(batch=...)``.
+For the model classes of transformers a table says so. benchmarks/row_independence.py writes it at
+development time. Other code is unknown: oomguard splits it only if its author names the batch with
+``oomguard.guard(batch=...)``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from typing import Any, Final
 from oomguard.engines.transformers.inputs import is_tensor, tensors
 from oomguard.engines.transformers.media import Media
 
-# Functions that ``generate`` calls at each step: which of them may be called for some rows of a
-# batch.
-#
-# Those of transformers look at a row alone, unless they are named here. The user's own may look at
-# other rows or keep a state, so a call with one is not run in parts.
+# ``generate`` calls some functions at each step. Those of transformers look at single rows, except
+# the ones below. The user's own may look at other rows or keep state, so they prevent a split.
 
 PROCESSORS: Final = "logits_processor"
 CRITERIA: Final = "stopping_criteria"
 PREFIXES: Final = "prefix_allowed_tokens_fn"
 NAMES: Final = (PROCESSORS, CRITERIA, PREFIXES)
-# Of transformers' own those that count rows, keep a state, or look at a clock.
+# Functions of transformers that count rows, keep state, or read a clock.
 _OF_THE_BATCH: Final = frozenset(
     {
         "AlternatingCodebooksLogitsProcessor",
@@ -49,13 +46,11 @@ _OF_THE_BATCH: Final = frozenset(
 )
 
 
-def why_not_apart(arguments: Mapping[str, Any]) -> str | None:
-    """Return which function may look at other rows, or keep a state from call to call; None if none
-    may.
-    """
+def why_not_separate(arguments: Mapping[str, Any]) -> str | None:
+    """Return which function may look at other rows or keep state; None if there is none."""
     for argument, each in _functions(arguments):
         if not _is_library(each) or type(each).__name__ in _OF_THE_BATCH:
-            return f"the argument {argument}: {_name(each)} may look at other rows, or keep a state"
+            return f"the argument {argument}: {_name(each)} may look at other rows or keep state"
     return None
 
 
@@ -76,9 +71,9 @@ def _name(function: Any) -> str:
 
 
 _TABLE: Final = Path(__file__).with_name("row_independence.toml")
-# Libraries whose hooks on a module do not look at rows.
+# Libraries whose hooks do not look at other rows.
 _HOOKING: Final = frozenset({"torch", "transformers", "accelerate", "peft"})
-# Libraries whose layers look at no other row: those of models, and of quantized weights.
+# Libraries whose layers do not look at other rows: model code and quantized weights.
 _LIBRARIES: Final = _HOOKING | {
     "auto_gptq",
     "awq",
@@ -94,16 +89,14 @@ _LIBRARIES: Final = _HOOKING | {
     "torchao",
     "wrapt",
 }
-# Rotary positions whose angles follow from the length of a batch.
+# Rotary positions whose angles depend on the longest row of a batch.
 _ROPE_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
 _NO_ROWS: Final = -1
 _ATTENTION: Final = "transformers.modeling_utils"
 
 
 def records_gradients(model: Any, arguments: Iterable[Any]) -> bool:
-    """Return whether a call records gradients: its parts would each need theirs until
-    all are done.
-    """
+    """Return whether a call records gradients, which all parts would have to keep."""
     import torch
 
     if not torch.is_grad_enabled():
@@ -117,50 +110,49 @@ def records_gradients(model: Any, arguments: Iterable[Any]) -> bool:
 def why_rows_depend(
     model: Any, call: str, arguments: Mapping[str, Any], rows: int, tokens: int | None = None
 ) -> str | None:
-    """Return why the rows of a model's call cannot be run apart; None if they can.
+    """Return why the rows of a model call cannot run in separate parts; None if they can.
 
     Args:
         model: the model.
         call: ``forward`` or ``generate``.
-        arguments: the arguments of the call by name; the advice names those with one entry a row.
-        rows: how many rows the call has.
-        tokens: the tokens of its longest row, prompt and answer; None if they are not known.
+        arguments: the call's arguments by name; the advice names those with one entry per row.
+        rows: the number of rows.
+        tokens: the tokens of the longest row, prompt and answer; None if unknown.
     """
     why = why_state_of(model) or why_rope(model, tokens)
     if why is not None:
         return why
-    own = own_code(model)
+    own = user_code(model)
     if own is not None:
-        return f"{own} is code of your own. {line_to_write(arguments, rows)}"
+        return f"{own} is your own code. {guard_advice(arguments, rows)}"
     return _by_table(model, call, arguments, rows)
 
 
 def why_state_of(model: Any) -> str | None:
-    """Return what the model is in that makes rows depend on the batch, or on hooks; None if nothing
-    is.
-    """
+    """Return which state of the model makes rows depend on the batch; None if there is none."""
     if getattr(model, "training", False):
         return (
-            "the model is in training mode, where rows depend on the batch: call model.eval() first"
+            "the model is in training mode, in which rows depend on the batch: call model.eval() "
+            "first"
         )
     if (why := why_drawn(model)) is not None:
         return why
     if getattr(getattr(model, "config", None), "expert_capacity", None) is not None:
-        return "its experts take a number of tokens of the whole batch"
+        return "its experts share a fixed token capacity across the batch"
     for name, module in _modules(model):
         if module.training and hasattr(module, "running_mean"):
             return (
-                f"{name} is in training mode, where it looks at the whole batch: call "
-                f"{name}.eval() first"
+                f"{name} is in training mode, in which it uses the whole batch: call {name}.eval() "
+                "first"
             )
     return why_hooked(model)
 
 
 def why_rope(model: Any, tokens: int | None) -> str | None:
-    """Return why rows of these tokens change each other's positions; None if they do not.
+    """Return why rows change each other's positions; None if they do not.
 
-    longrope and dynamic NTK take their angles from the longest row of the batch, once it is longer
-    than the model's original window.
+    longrope and dynamic NTK compute their angles from the longest row, once it exceeds the model's
+    original context length. ``tokens`` None: unknown.
     """
     config: Any = getattr(model, "config", None)
     kind, rope = rope_by_length(config)
@@ -171,12 +163,13 @@ def why_rope(model: Any, tokens: int | None) -> str | None:
     window = window or getattr(config, "max_position_embeddings", None) or 0
     if tokens is not None and tokens <= window:
         return None
-    return f"positions by {kind} change with the longest row of the batch, beyond {window} tokens"
+    return f"positions by {kind} depend on the longest row of the batch beyond {window} tokens"
 
 
 def rope_by_length(config: Any) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the kind of rotary positions whose angles follow from the length of a batch, and its
-    parameters.
+    """Return the rotary position type that depends on the batch, with its parameters.
+
+    The type is None if positions do not depend on the batch.
     """
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if isinstance(found, Mapping):
@@ -194,9 +187,7 @@ def rope_by_length(config: Any) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def why_hooked(model: Any) -> str | None:
-    """Return which function of the user's own a model calls with the rows that run; None if it
-    calls none.
-    """
+    """Return which hook of the user sees a model's rows; None if there is none."""
     import torch
 
     everywhere = torch.nn.modules.module
@@ -211,19 +202,19 @@ def why_hooked(model: Any) -> str | None:
 
 
 def why_drawn(model: Any) -> str | None:
-    """Return which module drops at random what rows hold; None if none does."""
+    """Return which module applies dropout; None if none does."""
     for name, module in _modules(model):
         if module.training and _drops(module):
             where = name or "the model"
             return (
-                f"{where} drops at random (it is in training mode): parts would draw other numbers "
-                "than the call"
+                f"{where} applies dropout because it is in training mode: parts would draw other "
+                "random numbers than the call"
             )
     return None
 
 
-def own_code(model: Any) -> str | None:
-    """Return the name of the first code of a model that is no library's; None if there is none."""
+def user_code(model: Any) -> str | None:
+    """Return the name of the first code in a model that is not a library's; None without any."""
     seen: set[type] = set()
     for name, module in _modules(model):
         kind = type(module)
@@ -243,18 +234,15 @@ def own_code(model: Any) -> str | None:
 
 
 def is_library(module_name: Any) -> bool:
-    """Return whether a Python module of this name is of a library whose layers look at no other
-    row.
-    """
+    """Return whether a module belongs to a library whose layers do not look at other rows."""
     return str(module_name).partition(".")[0] in _LIBRARIES
 
 
 def layout_of(model: Any) -> Mapping[str, tuple[int, int]]:
-    """Return the fields of a forward's result whose rows are not one entry each along the first
-    axis.
+    """Return the result fields of a forward whose rows are not entries of the first axis.
 
-    For each field the axis, and the entries a row: 0 if that differs from call to call, -1 if no
-    axis holds the rows in order, so that parts cannot be put together.
+    For each field: the axis, and the entries per row. 0 entries: the number differs between calls.
+    -1: no axis has the rows in order, so parts cannot be joined.
     """
     fields = _table()["forward"]["layout"].get(_class_of(model), {})
     return {f"its result[{name!r}]": _place_of(field) for name, field in fields.items()}
@@ -266,18 +254,15 @@ def _place_of(field: Mapping[str, Any]) -> tuple[int, int]:
     return field.get("axis", 0), field.get("entries", 1)
 
 
-def line_to_write(arguments: Mapping[str, Any], rows: int) -> str:
-    """Return what to write so that a call runs in parts, for somebody who knows that no row depends
-    on another.
-    """
+def guard_advice(arguments: Mapping[str, Any], rows: int) -> str:
+    """Return the line to write for a user who knows that rows do not depend on each other."""
     names = [name for name, value in arguments.items() if rows > 1 and _entries(value) == rows]
     batch = ", ".join(f'"{name}"' for name in names) or "..."
     if len(names) > 1:
         batch = f"({batch})"
     return (
-        "If no row depends on the others, make the call in a function that takes what has one "
-        "entry a row, "
-        f"under @oomguard.guard(batch={batch})"
+        "If no row depends on the others, put the call into a function whose arguments have one "
+        f"entry per row, under @oomguard.guard(batch={batch})"
     )
 
 
@@ -302,13 +287,13 @@ def _by_table(model: Any, call: str, arguments: Mapping[str, Any], rows: int) ->
     if why is not None:
         return why or None
     return (
-        f"whether the rows of {name} depend on each other is not known. "
-        f"{line_to_write(arguments, rows)}"
+        f"oomguard does not know whether the rows of {name} depend on each other. "
+        f"{guard_advice(arguments, rows)}"
     )
 
 
 def _of_version(by_version: Mapping[str, str]) -> str | None:
-    """Return what the table says of the newest version up to this one; None if it says nothing."""
+    """Return what the table says for the newest version up to this one; None if nothing."""
     import transformers
     from packaging.version import Version
 
@@ -328,9 +313,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def _class_of(model: Any) -> str:
-    """Return the name of a model's class, of the model inside where PEFT or torch.compile is around
-    it.
-    """
+    """Return the class name of a model, or of the model that PEFT or torch.compile wraps."""
     inner = getattr(model, "_orig_mod", model)
     base = getattr(inner, "get_base_model", None)
     if callable(base):
@@ -343,7 +326,7 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _drops(module: Any) -> bool:
-    """Return whether a module in training mode drops: it is for that, or has a rate for it."""
+    """Return whether a module in training mode applies dropout, by its type or its rate."""
     own = vars(module)
     if "drop" in type(module).__name__.lower():
         rates = [own.get("p"), own.get("drop_prob")]
@@ -354,9 +337,7 @@ def _drops(module: Any) -> bool:
 
 
 def _own_attention(model: Any) -> str | None:
-    """Return the user's own function that is registered as a model's attention; None if it is a
-    library's.
-    """
+    """Return the user's function that is registered as a model's attention; None without one."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     known = getattr(sys.modules.get(_ATTENTION), "ALL_ATTENTION_FUNCTIONS", {})
     if not isinstance(name, str) or name not in known:
@@ -369,14 +350,13 @@ def _own_attention(model: Any) -> str | None:
 def _is_of_library(function: Any) -> bool:
     while hasattr(function, "func"):
         function = function.func
-    namespace = getattr(
-        function, "__globals__", {}
-    )  # a decorator of the user's own copies the name of the module
+    # A user's decorator copies the library's module name, but not its globals.
+    namespace = getattr(function, "__globals__", {})
     return is_library(namespace.get("__name__", getattr(function, "__module__", "")))
 
 
 def _entries(value: Any) -> int | None:
-    """Return how many entries a tensor or a list has; None for anything else."""
+    """Return the number of entries of a tensor or a list; None for anything else."""
     if hasattr(value, "untyped_storage"):
         if value.dim():
             return int(value.shape[0])
@@ -386,7 +366,7 @@ def _entries(value: Any) -> int | None:
     return None
 
 
-# Which arguments of a model's forward hold rows, and which forbid that they are run apart.
+# Arguments of a model's forward: which have one row per input, and which prevent a split.
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
 _PIXEL_AXES: Final = 4
@@ -394,12 +374,12 @@ _PIXEL_AXES: Final = 4
 
 @functools.cache
 def names(group: str) -> tuple[str, ...]:
-    """Return the names of arguments of a kind."""
+    """Return the argument names of a group in forward_arguments.toml."""
     return tuple(tomllib.loads(_DATA.read_text())[group])
 
 
 def is_known(name: str) -> bool:
-    """Return whether it is known what an argument of this name holds."""
+    """Return whether an argument with this name is listed."""
     return any(
         name in names(group)
         for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch")
@@ -407,9 +387,7 @@ def is_known(name: str) -> bool:
 
 
 def is_input(name: str, value: Any) -> bool:
-    """Return whether an argument is an input of rows; flat patches of images of any
-    size are not.
-    """
+    """Return whether an argument holds input rows; flat image patches do not."""
     if is_tensor(value):
         axes = getattr(value, "ndim", 0)
     else:
@@ -418,15 +396,13 @@ def is_input(name: str, value: Any) -> bool:
 
 
 def why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Return the option that adds to the result what belongs to all rows together; None where none
-    is on.
-    """
+    """Return the option that adds results over all rows; None if none is on."""
     for name in names("over_batch"):
         given = arguments.get(name)
         if getattr(model.config, name, False) if given is None else given:
             return (
-                f"{name} adds results of the tokens of all rows together, and a number over all "
-                "rows (aux_loss)"
+                f"{name} adds results for the tokens of all rows, and a value over all rows "
+                "(aux_loss)"
             )
     return None
 
@@ -434,25 +410,24 @@ def why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
 def why_not_rows(
     arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()
 ) -> str | None:
-    """Return the argument that forbids a split, and why; None where each one is cut, or is for all
-    rows together.
+    """Return the argument that prevents a split, and why; None if there is none.
 
-    ``taken`` are those that are cut though nobody has listed them.
+    ``taken`` are unlisted arguments that are split because they have one entry per row.
     """
     if any(arguments.get(name) is not None for name in names("text")):
         for name in names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts and name not in taken:
-                why = f"the argument {name} is not known to belong to the text row by row"
-                return f"{why}. {line_to_write(arguments, rows)}"
+                why = f"oomguard does not know which rows the argument {name} belongs to"
+                return f"{why}. {guard_advice(arguments, rows)}"
     for name, value in arguments.items():
         if name in media.starts or name in taken:
             continue
         if _is_state(value):
-            return f"the argument {name} is extended by the call"
+            return f"the call extends the argument {name}"
         for tensor in tensors(value):
             if not is_cut(name, tensor, rows) and not _is_whole(name, tensor):
-                why = f"the argument {name} is not known to hold one row per input"
-                return f"{why}. {line_to_write(arguments, rows)}"
+                why = f"oomguard does not know whether the argument {name} has one row per input"
+                return f"{why}. {guard_advice(arguments, rows)}"
         if (
             isinstance(value, (list, tuple))
             and len(value) == rows > 1
@@ -463,10 +438,10 @@ def why_not_rows(
 
 
 def is_cut(name: str, value: Any, rows: int) -> bool:
-    """Return whether a tensor of this name has one entry a row."""
+    """Return whether a tensor with this name has one entry per row."""
     known = name in names("rows") or name in names("text") or name in names("others")
     if name == "position_ids" and value.ndim > 2:
-        known = False  # some models put an axis of three before the rows
+        known = False  # some models have an axis of three before the rows
     return bool(known and value.ndim > 0 and value.shape[0] == rows)
 
 
@@ -479,19 +454,17 @@ def _is_whole(name: str, value: Any) -> bool:
 
 
 def _is_state(value: Any) -> bool:
-    """Return whether a value is a cache, in whatever form: a call adds its own tokens to it."""
+    """Return whether a value is a KV cache of any form, to which a call adds its tokens."""
     return any(base.__name__ == "Cache" for base in type(value).__mro__)
 
 
-# Arguments that nobody has listed, taken for rows where all that a call is given has as many
-# entries.
+# Unlisted arguments are split if all inputs of a call have the same number of entries.
 
 
 def common_rows(arguments: Mapping[str, Any]) -> int | None:
-    """Return how many entries every tensor of a call has that has no known input; None where they
-    differ, or are fewer than two.
+    """Return the common number of entries of a call's tensors; None if it is not at least two.
 
-    One of them is a tensor of several axes by itself: of a list alone, its entries may be the rows.
+    At least one must be a tensor with several axes, because the entries of a list may be the rows.
     """
     given = {name: value for name, value in arguments.items() if name not in names("whole")}
     found = {_taken_rows_entries(tensor) for value in given.values() for tensor in tensors(value)}
@@ -505,12 +478,10 @@ def common_rows(arguments: Mapping[str, Any]) -> int | None:
     return None
 
 
-def taken_for_rows(
+def infer_row_arguments(
     arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()
 ) -> frozenset[str]:
-    """Return the arguments that are taken for one entry a row: no other is listed under their
-    names, and ``beside`` the text.
-    """
+    """Return the unlisted arguments with one entry per row; ``beside`` are listed ones to add."""
     return frozenset(
         name
         for name, value in arguments.items()
@@ -520,7 +491,7 @@ def taken_for_rows(
 
 def _has_rows(value: Any, rows: int) -> bool:
     is_list = type(value) in (list, tuple) and len(value) != rows and all(map(is_tensor, value))
-    is_plain = is_tensor(value) or is_list  # a list of as many may have a tensor for each row
+    is_plain = is_tensor(value) or is_list  # a list with ``rows`` tensors may have one per row
     return is_plain and {_taken_rows_entries(tensor) for tensor in tensors(value)} == {rows}
 
 

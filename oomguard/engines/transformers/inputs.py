@@ -1,4 +1,4 @@
-"""The argument of ``generate`` that has one row per input, and how large a call is by it."""
+"""Find the argument of ``generate`` with one row per input, and the size of a call."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from typing import Any, Final, TypeVar
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.probe import torch_memory
 
-# The tensors in what a call is given or gives, told without torch, and what they hold as the host
-# sees it.
-
 T = TypeVar("T")
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor; a class of tensors is none."""
+    """Return whether a value is a tensor, without importing torch; a tensor class is not one."""
     return hasattr(value, "untyped_storage") and not isinstance(value, type)
 
 
-def of_host(compute: Callable[..., T], *given: Any) -> T:
-    """Return what is computed of these values, tensors among them as copies on the host: a device
-    that is full has no room for it.
-    """
+def compute_on_host(compute: Callable[..., T], *given: Any) -> T:
+    """Compute on host copies of the given tensors: a full device has no space for the work."""
     with torch_memory.on_host():
         return compute(
             *(value.detach().to("cpu") if is_tensor(value) else value for value in given)
@@ -35,7 +30,7 @@ def of_host(compute: Callable[..., T], *given: Any) -> T:
 
 
 def tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors in a value: it, or those in its entries."""
+    """Yield the tensors in a value and its entries."""
     if is_tensor(value):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
@@ -43,16 +38,14 @@ def tensors(value: Any) -> Iterator[Any]:
             yield from tensors(entry)
 
 
-# Options of one call of ``generate``, as transformers resolves them.
-
 _WRAPPING: Final = Path(__file__).with_name("wrapping_models.toml")
 
 
 def option_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
-    """Return an option of the call as transformers resolves it: keyword, given configuration, the
-    model's own.
+    """Return an option of the call as transformers resolves it.
 
-    Of a model that calls the ``generate`` of one inside it, that one's options count.
+    The order is keyword argument, given configuration, the model's configuration. If a model calls
+    ``generate`` of an inner model, the inner model's options count. None if it is not set.
     """
     if kwargs.get(name) is not None:
         return kwargs[name]
@@ -78,9 +71,7 @@ def _wrapping_models() -> dict[str, Mapping[str, Any]]:
 
 
 def _wrapping(cls: type) -> Mapping[str, Any]:
-    """Return how a class of models hands its ``generate`` on; empty of one that
-    generates itself.
-    """
+    """Return how a model class delegates ``generate``; empty if it generates itself."""
     found: Mapping[str, Any] = next(
         (m for c in cls.__mro__ if (m := _wrapping_models().get(c.__name__))), {}
     )
@@ -90,7 +81,7 @@ def _wrapping(cls: type) -> Mapping[str, Any]:
 def new_tokens(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], prompt_tokens: int | None
 ) -> int | None:
-    """Return the tokens that a call may generate, None where that is not known."""
+    """Return the new tokens that a call may generate; None if unknown."""
     new = option_of(model, args, kwargs, "max_new_tokens")
     if new is not None:
         return int(new)
@@ -106,7 +97,7 @@ def new_tokens(
 
 
 def tokens_in(value: Any) -> tuple[int, ...]:
-    """Return the tokens that an option names: none, one, or several."""
+    """Return the token ids in an option: none, one or several."""
     if value is None:
         return ()
     if isinstance(value, (list, tuple)):
@@ -115,7 +106,7 @@ def tokens_in(value: Any) -> tuple[int, ...]:
 
 
 def holds_tensors(value: Any) -> bool:
-    """Return whether a value is a tensor, or has one in it."""
+    """Return whether a value is a tensor, or contains one."""
     if isinstance(value, (list, tuple)):
         return any(holds_tensors(entry) for entry in value)
     if isinstance(value, dict):
@@ -123,29 +114,23 @@ def holds_tensors(value: Any) -> bool:
     return hasattr(value, "untyped_storage")
 
 
-# Rows that hold several texts one after another, told by positions that begin anew: no such row is
-# read in chunks.
-#
-# Without a cache transformers hides the texts of a row from each other, by its positions alone;
-# with one, as chunks need, it does not.
-
+# A row with packed texts has positions that restart, and cannot be read in chunks. Without a cache
+# transformers separates the texts by their positions; with one, which chunks need, it does not.
 _MASK_AXES: Final = 2
 
 
 def why_packed(arguments: Mapping[str, Any]) -> str | None:
-    """Return why the positions of a call forbid chunks; None where each rises by one, or it is
-    given none.
-    """
+    """Return why a call's positions forbid chunks; None if each rises by one, or none is given."""
     positions: Any = arguments.get("position_ids")
     if not is_tensor(positions) or positions.shape[-1] < 2:
         return None
     from torch._subclasses.fake_tensor import FakeTensor
 
     if isinstance(positions, FakeTensor):
-        return None  # of a trace: the call's own were looked at before it
-    begins = of_host(_begin_anew, positions, arguments.get("attention_mask"))
+        return None  # a trace: the call's own positions were checked before
+    begins = compute_on_host(_begin_anew, positions, arguments.get("attention_mask"))
     if begins:
-        return "position_ids do not rise by one throughout, as of a row that holds several texts"
+        return "position_ids restart within a row, as in packed texts"
     return None
 
 
@@ -153,49 +138,48 @@ def _begin_anew(positions: Any, mask: Any) -> bool:
     begins = positions[..., 1:] - positions[..., :-1] != 1
     if getattr(mask, "ndim", 0) == _MASK_AXES and mask.shape[-1] == positions.shape[-1]:
         shown = mask != 0
-        begins = begins & shown[:, 1:] & shown[:, :-1]  # the positions of padding count for nothing
+        begins = begins & shown[:, 1:] & shown[:, :-1]  # ignore the positions of padding
     return bool(begins.any())
 
 
-# The argument of a model that takes its cache, whatever this release of transformers calls it:
-# ``cache`` since 5.24.
-
-# A release that has a new name still takes the old ones, with a warning.
+# The names of the argument for the KV cache: ``cache`` since transformers 5.24. Releases with the
+# new name still take the old one, with a warning.
 NAMES: Final = ("cache", "past_key_values")
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
-    """Return the cache that a call is given, None where it is given none."""
+    """Return the KV cache that a call gets; None without one."""
     return next((arguments[name] for name in NAMES if arguments.get(name) is not None), None)
 
 
 def name_in(model: Any) -> str | None:
-    """Return what a model's forward calls its cache; None where it takes none."""
+    """Return the name of the cache argument of a model's forward; None without one."""
     parameters = inspect.signature(type(model).forward).parameters
     return next((name for name in NAMES if name in parameters), None)
 
 
 def with_cache(arguments: Mapping[str, Any], name: str, cache: Any) -> dict[str, Any]:
-    """Return a call's arguments with this cache under this name, and under no other."""
+    """Return a call's arguments with this cache under this name only."""
     return {**{key: value for key, value in arguments.items() if key not in NAMES}, name: cache}
 
 
-# As transformers calls them.
+# Names in transformers.
 _NAMES: Final = ("inputs", "generation_config")
-# What a call is made for, the first that it has; ``context`` is lm-evaluation-harness's.
+# The possible main inputs in order of preference; ``context`` is lm-evaluation-harness's.
 _INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 
 
-def inputs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the argument that has one row per input; None where there is none."""
+def main_input(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the argument with one row per input; None without one."""
     if args:
         return args[0]
     return kwargs.get(input_name(model, kwargs) or "")
 
 
 def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
-    """Return the name of the keyword argument that has one row per input, the model's own (images,
-    sound) where it has no tokens.
+    """Return the name of the keyword argument with one row per input; None without one.
+
+    It is the model's own main input (images, sound) if there are no tokens.
     """
     found = next((name for name in _INPUTS if kwargs.get(name) is not None), None)
     if found is None and kwargs.get(own := _own_name(model)) is not None:
@@ -204,22 +188,24 @@ def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
 
 
 def by_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name: a ``generate`` of the model's own may give those by
-    position other names.
+    """Return a call's arguments by name.
+
+    An overriding ``generate`` may have other names for positional arguments.
     """
     return {**dict(zip(positional_names(model), args, strict=False)), **kwargs}
 
 
 def main_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the name of the argument that has one row per input, given by position or by name."""
+    """Return the name of the argument with one row per input; None without one."""
     if args:
         return positional_names(model)[0]
     return input_name(model, kwargs)
 
 
 def positional_names(model: Any) -> tuple[str, ...]:
-    """Return how a model's ``generate`` calls its arguments by position; of one that takes any, the
-    one that it hands them to.
+    """Return the names of the positional arguments of a model's ``generate``.
+
+    If it takes any arguments, the names are those of the function that it calls.
     """
     get_base = getattr(model, "get_base_model", None)  # PEFT's
     if callable(get_base):
@@ -239,7 +225,7 @@ def positional_names(model: Any) -> tuple[str, ...]:
 
 
 def _own_name(model: Any) -> str:
-    """Return what a model calls its main input; the encoder's name counts, as in transformers."""
+    """Return the name of a model's main input; an encoder's comes first, as in transformers."""
     if _is_encoder_decoder(model):
         encoder = getattr(model, "encoder", None)
     else:
@@ -255,17 +241,15 @@ def _is_encoder_decoder(model: Any) -> bool:
 def rows_and_tokens(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[int, int | None]:
-    """Return the rows of a call, 1 where it has none that can be told, and the tokens of its
-    prompt.
-    """
-    main = inputs_of(model, args, kwargs)
+    """Return the rows of a call (1 if unknown) and its prompt tokens (None if unknown)."""
+    main = main_input(model, args, kwargs)
     shape: Any = getattr(main, "shape", ())
-    # Features of sound and of images are no tokens: their second axis is a band or a channel.
+    # The second axis of sound and images is a band or a channel, not tokens.
     are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)
     return shape[0] if len(shape) > 1 else 1, shape[1] if are_tokens else None
 
 
 def size_of_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
-    """Return how large a call is: a watch asks at each one, and for no more."""
+    """Return how large a call is; a watch reads this for each call."""
     rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
     return rows, prompt_tokens, new_tokens(model, args, kwargs, prompt_tokens)

@@ -1,6 +1,4 @@
-"""The cache of a call of ``generate`` kept another way: its layers on the host until they are
-needed, or in fewer bits.
-"""
+"""Offload the KV cache of a ``generate`` call to the host, or quantize it."""
 
 from __future__ import annotations
 
@@ -23,25 +21,26 @@ if TYPE_CHECKING:
 
 
 _OPTION: Final = "cache_implementation"
-# What keeps the layers of a cache on the host, by what the call has now.
+# The option that keeps a cache's layers on the host, by the call's present option.
 _ON_HOST: Final[Mapping[str | None, str]] = {
     None: "offloaded",
     "dynamic": "offloaded",
     "static": "offloaded_static",
 }
 QUANTIZED: Final = "quantized"
-# What transformers quantizes a cache with: eight bits, which need no library, before four.
-# transformers/cache_utils.py: the stream that brings the next layer waits for the one that computes
-# since then. Before, an H100 gave other tokens with 5.17.
+# Before this release the stream that fetches the next layer did not wait for the one that computes
+# (transformers/cache_utils.py). With 5.17 an H100 gave other tokens.
 _STREAMS_WAIT: Final = Version("5.20")
-_BACKENDS: Final = ("fp8", "quanto")  # of hqq's no trace tells what a call needs
+# The libraries that quantize a cache, the one with more bits first. hqq is missing because its
+# memory use cannot be predicted.
+_BACKENDS: Final = ("fp8", "quanto")
 _MAKES_CACHE: Final = "_prepare_cache_for_generation"
-# They take tokens back from the cache.
+# These options remove tokens from the cache.
 _TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
 
 
-def keeping_cache(call: GenerateCall, value: FactValue) -> GenerateCall | str:
-    """Return a call whose cache is kept as ``value`` says, or why it cannot be made so."""
+def with_cache_placement(call: GenerateCall, value: FactValue) -> GenerateCall | str:
+    """Return the call with its cache kept as ``value`` says, or why that is impossible."""
     why_not = _why_not(call)
     if why_not is not None:
         return why_not
@@ -56,16 +55,16 @@ def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
     if _ON_HOST.get(now) != value:
         return f"its cache is {now or 'dynamic'}"
     if family not in compared_families():
-        return f"models of the type {family} are not known to give the same with it"
+        return f"models of the type {family} were not compared with a cache on the host"
     if torch_memory.is_simulated():
-        return replace(call, cache_on_host=True)  # transformers' own needs CUDA's streams
+        return replace(call, cache_on_host=True)  # transformers' own version needs CUDA streams
     if call.model.device.type != "cuda":
         return (
-            f"the model is on {call.model.device.type}: transformers keeps a cache on the host "
-            "beside CUDA devices"
+            f"the model is on {call.model.device.type}: transformers offloads a cache only from "
+            "CUDA devices"
         )
     if _transformers() < _STREAMS_WAIT:
-        return f"before transformers {_STREAMS_WAIT} its cache on the host may give other tokens"
+        return f"transformers before {_STREAMS_WAIT} may give other tokens with a cache on the host"
     return replace(call, cache_on_host=True, kwargs={**call.kwargs, _OPTION: str(value)})
 
 
@@ -78,20 +77,20 @@ def _transformers() -> Version:
 def _why_not(call: GenerateCall) -> str | None:
     config = getattr(call.model, "config", None)
     if getattr(config, "is_encoder_decoder", True):
-        return "it has a cache for each of encoder and decoder"
+        return "encoder and decoder each have a cache"
     if call.option("use_cache") is False:
-        return "use_cache is off: there is no cache"
+        return "use_cache is off, so there is no cache"
     if given_cache(call.kwargs) is not None:
-        return "the call brings a cache of its own"
+        return "the call uses its own cache"
     if call.weigh is not None:
-        return "the result holds the cache"
+        return "the result contains the cache"
     own = next(
         (name for name in _TAKES_BACK if call.kwargs.get(name) is not None or call.option(name)),
         None,
     )
     if own is None:
         return None
-    return f"{own} takes tokens back from the cache"
+    return f"{own} removes tokens from the cache"
 
 
 def _quantized(call: GenerateCall) -> GenerateCall | str:
@@ -106,19 +105,20 @@ def _quantized(call: GenerateCall) -> GenerateCall | str:
 
 
 def _backend(model: Any) -> tuple[str | None, str]:
-    """Return the first backend that can quantize a model's cache here, else why the last one
-    cannot.
+    """Return the first backend that can quantize a model's cache, and "".
+
+    If none can, return None and the reasons.
     """
     try:
         from transformers import QuantizedCache
     except ImportError:
-        return None, "this transformers quantizes no cache"
+        return None, "this transformers cannot quantize a cache"
     reasons = []
     for backend in _BACKENDS:
         try:
             QuantizedCache(backend=backend, config=model.config)
         except Exception as error:  # noqa: BLE001
-            # a library that is missing, a model with other layers, an unknown backend
+            # A missing library, a model with other layers, or an unknown backend.
             reasons.append(f"{backend}: {str(error).strip()}")
         else:
             return backend, ""
@@ -127,8 +127,9 @@ def _backend(model: Any) -> tuple[str | None, str]:
 
 @contextlib.contextmanager
 def cache_on_host(model: Any) -> Iterator[None]:
-    """Have ``generate`` keep its cache on the host of a simulated device; on CUDA transformers does
-    so itself.
+    """Keep the cache of ``generate`` on the host of a simulated device.
+
+    On CUDA, transformers does so itself.
     """
     made = getattr(model, _MAKES_CACHE, None)
     if made is None or not torch_memory.is_simulated():
@@ -158,8 +159,9 @@ def _class_on_host(kind: Any) -> Any:
 
 
 class _OnHost:
-    """A cache whose layers are on the host of a simulated device, but for the one in use and the
-    next, as in transformers' own.
+    """A cache on the host of a simulated device.
+
+    As in transformers, only the present layer and the next one are on the device.
     """
 
     layers: list[Any]
@@ -167,7 +169,7 @@ class _OnHost:
     def update(
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Take in the states of a layer, which is on the device meanwhile."""
+        """Add the states of a layer, which is on the device meanwhile."""
         for number in (layer_idx, (layer_idx + 1) % max(1, len(self.layers))):
             if number < len(self.layers):
                 _bring(self.layers[number])
@@ -176,7 +178,7 @@ class _OnHost:
         return out
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Reorder the rows of every layer where it is."""
+        """Reorder the rows of every layer on its present device."""
         for layer in self.layers:
             with torch_memory.on_host(really=_is_on_host(layer)):
                 layer.reorder_cache(beam_idx)

@@ -1,5 +1,6 @@
-"""What the mean loss of some rows weighs in the mean of all: known where their own logits and
-labels give it again.
+"""Find the weight of some rows' mean loss in the mean over all rows.
+
+It is known if a standard loss of their logits and labels gives the same value.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ _CLEARLY: Final = 10
 
 
 def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = None) -> float | None:
-    """Return how many labels the loss in a model's result is the mean over; None where no mean that
-    is known gives it.
+    """Return the number of labels in a result's mean loss; None if no known mean gives it.
 
     Args:
-        result: what the call of some rows gave.
+        result: the result for some rows.
         labels: the labels of these rows.
-        over: the number that the sum of all losses is divided by, where the caller gave one
-            (``num_items_in_batch``). It is the same for every part: their losses add up, and an
-            infinite weight is returned.
+        over: the number by which the caller divides the sum of all losses
+            (``num_items_in_batch``); None: none. It is the same for every part, so their losses add
+            up and the weight is infinite.
     """
     import torch
 
@@ -42,7 +42,7 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
         for total, _ in means
     ):
         return math.inf
-    found: dict[float, float] = {}  # how far off the mean over so many labels is
+    found: dict[float, float] = {}  # by number of labels: the difference to their mean
     for total, count in means:
         mean = torch.tensor(total / count if count else float("nan")).double()
         if torch.isclose(told, mean, tolerance, 1e-7, equal_nan=True):
@@ -50,8 +50,8 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
             found[float(count)] = min(off, found.get(float(count), off))
     if not found:
         return None
-    # Of a model whose labels are all as likely several means are close: the one that was meant is
-    # equal to float32's last bits.
+    # If all labels are equally likely, several means are close. The intended one is equal up to
+    # the last bits of float32.
     nearest, *others = sorted(found, key=lambda count: found[count])
     if any(found[other] < _CLEARLY * found[nearest] for other in others):
         return None
@@ -59,13 +59,11 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
 
 
 def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:
-    entries = (
-        list(result.values())
-        if hasattr(result, "values")
-        else result
-        if isinstance(result, tuple)
-        else []
-    )
+    entries: Any = []
+    if hasattr(result, "values"):
+        entries = list(result.values())
+    elif isinstance(result, tuple):
+        entries = result
     tensors = [entry for entry in entries if hasattr(entry, "untyped_storage")]
     if not tensors or tensors[0].dim() or entries[0] is not tensors[0]:
         return None, []
@@ -73,7 +71,7 @@ def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:
 
 
 def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
-    """Yield the sum and the number of each loss that may have been meant."""
+    """Yield the sum and the count of each loss that the mean may be of."""
     if "labels" not in labels:
         yield from _of_spans(logits, labels)
         return
@@ -83,15 +81,16 @@ def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float
         yield from _of_numbers(first, wanted)
     elif first.dim() == wanted.dim() + 1 and first.shape[:-1] == wanted.shape:
         yield _cross_entropy(first, wanted)
-        if wanted.dim() == 2:  # each position tells of the next one
+        if wanted.dim() == 2:  # each position predicts the next one
             yield _cross_entropy(first[:, :-1], wanted[:, 1:])
     elif wanted.numel() == first.shape[0] and first.dim() == 2:
         yield _cross_entropy(first, wanted.reshape(-1))
 
 
 def _cross_entropy(logits: Any, labels: Any) -> tuple[float, int]:
-    """Return the sum over all labels but those ignored, row by row: no more memory than one row
-    takes.
+    """Return the loss sum over all labels that are not ignored, and their number.
+
+    It is computed row by row, so it needs memory for one row only.
     """
     import torch
 
@@ -120,9 +119,7 @@ def _of_numbers(logits: Any, labels: Any) -> Iterator[tuple[float, int]]:
 
 
 def _of_spans(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
-    """Yield the mean of a start's and an end's loss, where each is a place in the row: one outside
-    is ignored.
-    """
+    """Yield the mean loss of span starts and ends; positions outside the row are ignored."""
     starts = labels.get("start_positions")
     ends = labels.get("end_positions")
     if starts is None or ends is None or len(logits) < 2:
@@ -136,7 +133,5 @@ def _of_spans(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[fl
 
 
 def no_weight(part: Any, start: int, stop: int) -> None:
-    """Return None: of the results of rows ``start`` to ``stop`` none is known to be a mean over
-    them.
-    """
+    """Return None: no result of rows ``start`` to ``stop`` is known to be a mean over them."""
     del part, start, stop

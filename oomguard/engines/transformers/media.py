@@ -1,6 +1,4 @@
-"""Images, videos and sounds of a batch that stand one after the other, whichever rows they belong
-to: cut with the rows of their tokens.
-"""
+"""Split a batch's images, videos and sounds with the rows of text that they belong to."""
 
 from __future__ import annotations
 
@@ -14,18 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.transformers.inputs import is_tensor, of_host
-
-# How many tokens stand for each image of a call that tells the images' own heights and widths, as
-# its model counts them.
+from oomguard.engines.transformers.inputs import compute_on_host, is_tensor
 
 
 def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
-    """Return the tokens of each image; None of a model that counts them otherwise.
+    """Return the number of text tokens that stand for each image; None if the model is unknown.
 
     Args:
         model: the model.
-        sizes: height and width of each image, a tensor of two columns.
+        sizes: height and width of each image, a tensor with two columns.
     """
     if sizes.ndim != 2 or sizes.shape[1] != 2:
         return None
@@ -33,7 +28,7 @@ def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
     vision: Any = getattr(getattr(model, "config", None), "vision_config", None)
     pairs = [(int(height), int(width)) for height, width in sizes.tolist()]
     if hasattr(inner, "pack_image_features"):
-        return of_host(_packed, inner, vision, pairs)
+        return compute_on_host(_packed, inner, vision, pairs)
     if getattr(vision, "model_type", None) == "pixtral":
         side = vision.patch_size * getattr(model.config, "spatial_merge_size", 1)
         return [(height // side) * (width // side) for height, width in pairs]
@@ -41,9 +36,7 @@ def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
 
 
 def _packed(inner: Any, vision: Any, pairs: list[tuple[int, int]]) -> list[int] | None:
-    """Let the model's own code put together tiles of one number a patch, without what pads the
-    image, and count what it gives.
-    """
+    """Let the model's own code pack dummy tiles of one number per patch, and count the result."""
     import torch
 
     tiles = getattr(sys.modules[type(inner).__module__], "image_size_to_num_patches", None)
@@ -59,12 +52,8 @@ def _packed(inner: Any, vision: Any, pairs: list[tuple[int, int]]) -> list[int] 
             vision_feature_select_strategy=config.vision_feature_select_strategy,
             image_newline=torch.zeros(1),
         )
-    except (
-        AttributeError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # another version's, or tiles that it cuts otherwise
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        # Another version of the model, or tiles that it cuts in another way.
         return None
     return [int(length) for length in lengths]
 
@@ -73,28 +62,26 @@ _DATA: Final = Path(__file__).with_name("media.toml")
 _PIXEL_AXES: Final = 4
 _IMAGES_AXES: Final = 5
 _TOWERS: Final = (
-    "no token stands for it, and a model of two towers holds every image against every text"
+    "no token stands for it, and a two-tower model compares every image with every text"
 )
-_NOT_COUNTED: Final = "its tokens do not count it"
+_NOT_COUNTED: Final = "the text's tokens do not match it"
 Starts = dict[str, tuple[int, ...]]
 
 
 @functools.cache
 def data() -> Mapping[str, Any]:
-    """Return what stands in media.toml."""
+    """Return the contents of media.toml."""
     return tomllib.loads(_DATA.read_text())
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Whose each entry of some arguments is.
+    """The row of each entry of some arguments.
 
     Attributes:
-        starts: by argument, where the entries of each row begin, and their end.
-        outputs: the fields of a result that hold what was made of them, none of which has one entry
-            a row.
-        untold: arguments with one entry for each text, of a model whose texts have no token for
-            them: nothing else tells whose each is.
+        starts: by argument, the index at which each row's entries begin, and the end.
+        outputs: the result fields for these arguments; none has one entry per row.
+        untold: arguments with one entry per text in a model whose texts have no token for them.
     """
 
     starts: Mapping[str, tuple[int, ...]]
@@ -102,9 +89,7 @@ class Media:
     untold: tuple[str, ...] = field(default=(), compare=False)
 
     def part(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-        """Return the arguments that rows ``start`` to ``stop`` have; what none of them has is None,
-        as where it is not given.
-        """
+        """Return the arguments for rows ``start`` to ``stop``; None for one without entries."""
         cut = {}
         for name, starts in self.starts.items():
             first = starts[start]
@@ -116,9 +101,7 @@ class Media:
         return cut
 
     def given_to(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-        """Return those of ``part`` that the rows have: ``generate`` reads None as an image where it
-        looks for the names given.
-        """
+        """Return ``part`` without empty arguments, because ``generate`` treats None as an image."""
         return {
             name: value
             for name, value in self.part(arguments, start, stop).items()
@@ -127,9 +110,7 @@ class Media:
 
 
 def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
-    """Return whose the media of a call are, none where it has none; a text says why that cannot be
-    told.
-    """
+    """Return the rows of a call's media (empty without media), or a text with why unknown."""
     starts: Starts = {}
     config = getattr(model, "config", None)
     outputs = list[str]()
@@ -145,19 +126,19 @@ def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
         if found is None:
             found = _starts(model, kind, config, arguments, ids)
         if isinstance(found, str):
-            return f"the argument {name} is not known to belong to the text row by row: {found}"
+            return f"oomguard does not know which rows the argument {name} belongs to: {found}"
         starts.update(found)
         outputs.append(kind["outputs"])
     if untold and starts:
         return (
-            f"the argument {untold[0]} is not known to belong to the text row by row: no token "
+            f"oomguard does not know which rows the argument {untold[0]} belongs to: no token "
             "stands for it"
         )
     return Media(starts, tuple(outputs), tuple(untold))
 
 
 def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
-    """Return whether there is one entry for each text, and no token in texts for any."""
+    """Return whether there is one entry per text, and the model has no token for media."""
     tokens = (name for kind in data()["kind"] for name in kind["token"])
     has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
     if getattr(ids, "ndim", 0):
@@ -168,9 +149,7 @@ def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
 
 
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the kind of a value: by what counts it in this call, else that which
-    nothing counts.
-    """
+    """Return the kind of an argument, by the other arguments that count its entries."""
     kinds = [kind for kind in data()["kind"] if kind["values"] == name]
     counts = (
         [kind[how] for how in ("grid", "numbers", "sizes", "mask") if how in kind] for kind in kinds
@@ -183,9 +162,7 @@ def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> Starts | str | None:
-    """Return where the rows of media begin that a model reads row by row; None of a model that is
-    not known to.
-    """
+    """Return the row starts of media that a model reads row by row; None for other models."""
     names = {base.__name__ for base in type(model).__mro__}
     found = next(
         (e for e in data()["of_rows"] if name in e["arguments"] and names & set(e["classes"])), None
@@ -196,7 +173,7 @@ def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> S
     given = [each for each in found["arguments"] if arguments.get(each) is not None]
     for each in given:
         if not is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
-            return f"the argument {each} has not one entry a row"
+            return f"the argument {each} does not have one entry per row"
     if "images" in found and not _tokens_count_images(
         arguments[found["images"]], _own_tokens(model, ids, "image")
     ):
@@ -205,25 +182,21 @@ def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> S
 
 
 def _tokens_count_images(pixels: Any, own: list[int] | None) -> bool:
-    """Return whether each row has the tokens of its images, all of which take as many: those that
-    are not zeros alone.
-    """
+    """Return whether each row has the tokens of its images; images of zeros are padding."""
     if pixels.ndim != _IMAGES_AXES or own is None:
         return False
-    images = of_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
+    images = compute_on_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
     each, more = divmod(sum(own), max(1, sum(images)))
     return not more and own == [each * number for number in images]
 
 
 def _which_show(images: Any) -> list[bool]:
-    """Return which images are not zeros alone."""
+    """Return which images are not all zeros."""
     return [bool(shows) for shows in images.flatten(1).any(-1).tolist()]
 
 
 def _own_tokens(model: Any, ids: Any, what: str) -> list[int] | None:
-    """Return how many tokens of each row stand for images (or what else); None where the
-    configuration names no token.
-    """
+    """Return the media tokens in each row; None if the configuration names no token."""
     kind = next(
         kind for kind in data()["kind"] if any(name.startswith(what) for name in kind["token"])
     )
@@ -236,7 +209,9 @@ def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
     )
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
         return None
-    return of_host(lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids)
+    return compute_on_host(
+        lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids
+    )
 
 
 def _starts(
@@ -248,7 +223,7 @@ def _starts(
     if not all(
         is_tensor(value) for value in (values, grid, mask, numbers, sizes) if value is not None
     ):
-        return "it is no tensor"
+        return "it is not a tensor"
     own = _tokens(kind, config, ids)
     if own is None:
         return _why_no_token(config, values, ids)
@@ -295,11 +270,11 @@ def _starts(
 def _by_grid(
     kind: Mapping[str, Any], config: Any, values: Any, grid: Any, own: list[int]
 ) -> Starts | str:
-    """Return where each row's patches and images begin, by the patches of each image."""
+    """Return where each row's patches and images begin, from the patches of each image."""
     merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
     patches = [t * height * width for t, height, width in grid.tolist()]
     if not merged or sum(patches) != values.shape[0]:
-        return f"{kind['grid']} does not count it"
+        return f"{kind['grid']} does not match it"
     numbers = _numbers_by_row(own, [count // merged**2 for count in patches])
     if numbers is None:
         return _NOT_COUNTED
@@ -310,10 +285,10 @@ def _by_grid(
 def _by_numbers(
     kind: Mapping[str, Any], values: Any, numbers: list[int], own: list[int]
 ) -> Starts | str:
-    """Return where each row's images begin, by the images that the call says each row has."""
+    """Return where each row's images begin, from the image counts in the call."""
     has_images = [number > 0 for number in numbers]
     if has_images != [tokens > 0 for tokens in own] or sum(numbers) != values.shape[0]:
-        return f"{kind['numbers']} does not count it"
+        return f"{kind['numbers']} does not match it"
     return {
         kind["values"]: (0, *itertools.accumulate(numbers)),
         kind["numbers"]: tuple(range(len(numbers) + 1)),
@@ -323,16 +298,14 @@ def _by_numbers(
 def _tokens_of_sounds(
     model: Any, kind: Mapping[str, Any], mask: Any, values: Any
 ) -> list[int] | None:
-    """Return the tokens of each sound, as the model counts them by its length; None where it does
-    not tell.
-    """
+    """Return the tokens of each sound, as the model computes them; None if it cannot."""
     try:
         lengths = operator.attrgetter(kind["lengths"])(getattr(model, "model", model))
     except AttributeError:
         return None
     if mask.ndim != 2 or mask.shape[0] != values.shape[0]:
         return None
-    return of_host(
+    return compute_on_host(
         lambda sounds: [int(tokens) for tokens in lengths(sounds.sum(-1))[-1].tolist()], mask
     )
 
@@ -343,7 +316,7 @@ def _why_no_token(config: Any, values: Any, ids: Any) -> str:
     else:
         texts = None
     if texts is not None and values.ndim and texts != values.shape[0]:
-        return f"no token stands for it, and {texts} texts stand beside {values.shape[0]} images"
+        return f"no token stands for it, and there are {texts} texts for {values.shape[0]} images"
     has_towers = all(
         getattr(config, name, None) is not None for name in ("text_config", "vision_config")
     )
@@ -353,15 +326,16 @@ def _why_no_token(config: Any, values: Any, ids: Any) -> str:
 
 
 def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:
-    """Return the tokens of each image where all have as many; None where they have not."""
+    """Return the tokens of each image if all have the same number; None if not."""
     if values.ndim != _PIXEL_AXES or not tokens or tokens % values.shape[0]:
         return None
     return [tokens // values.shape[0]] * values.shape[0]
 
 
 def _numbers_by_row(own: Iterable[int], each: list[int]) -> tuple[int, ...] | None:
-    """Return the number of the first image of each row, and of all; None where a row has no whole
-    number of them.
+    """Return the index of each row's first image, and the end.
+
+    None if a row's tokens are not those of whole images.
     """
     numbers = [0]
     number = 0

@@ -1,11 +1,11 @@
-"""Random numbers that the rows of a part get: those that the whole call would have drawn for them.
+"""Let the rows of a part draw the random numbers that the whole call would draw for them.
 
-A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and
-every token, whatever p is. So a part takes its own rows of the noise for all: the generator stands
-where the call found it, and moves on as under the whole call. Where the generator gives rows one
-after another what it gives them at once, a part never holds the noise of other rows.
+A token is sampled as the largest p/q, where q is exponential noise for every row and every token,
+whatever p is. So a part takes its own rows of the noise for all rows: the generator starts in the
+call's state and advances as in the whole call. If a generator gives the same noise row by row, a
+part never holds the noise of other rows.
 
-This imports torch, so only code that has it already may import it.
+This module imports torch, so only code that already uses torch may import it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from oomguard.probe import torch_memory
 
 States = Mapping[torch.device, torch.Tensor]
-_OTHERWISE: Final = "it draws random numbers in a way that parts cannot repeat"
+_OTHERWISE: Final = "it draws random numbers that parts cannot repeat"
 _FACTORIES: Final = frozenset({torch.rand, torch.randn, torch.randint})
-# Devices beside the CPU whose generators can be read and set.
+# Devices besides the CPU with generators that can be read and set.
 _DEVICES: Final = frozenset({"cuda", "xpu", "npu"})
 
 
-def states_now(device: torch.device | None) -> States:
-    """Return where the generators stand that a call on ``device`` draws from."""
+def generator_states(device: torch.device | None) -> States:
+    """Return the states of the generators that a call on ``device`` uses."""
     states = {torch.device("cpu"): torch.get_rng_state()}
     if device is not None and device.type in _DEVICES:
         states[device] = getattr(torch, device.type).get_rng_state(device)
@@ -37,16 +37,16 @@ def states_now(device: torch.device | None) -> States:
 
 
 class Draws:
-    """What the parts of one call draw.
+    """The random draws of one call's parts.
 
     Attributes:
-        problem: why the parts cannot have what the whole call would have drawn; None as long as
-            they have.
+        problem: why the parts cannot draw what the whole call would have drawn; None if they can.
     """
 
     def __init__(self, states: States, rows: int, *, may_draw: bool) -> None:
-        """``states`` are of when the call was made, ``rows`` all of its rows; ``may_draw`` is False
-        where its draws are not known.
+        """Set the generator states before the call, and its rows.
+
+        ``may_draw`` is False if the draws of this call are unknown.
         """
         self._states = states
         self._rows = rows
@@ -57,10 +57,10 @@ class Draws:
 
     @contextlib.contextmanager
     def of_rows(self, start: int, stop: int) -> Iterator[None]:
-        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end
-        where it would have ended.
+        """In the block, draw what the whole call would draw for rows ``start`` to ``stop``.
 
-        Where nothing is drawn the generators are not touched: other threads draw from them too.
+        Afterwards the generators are in the whole call's end state. If nothing is drawn, they are
+        not touched, because other threads use them too.
         """
         mode = _OfRows(start, stop, self._rows, self._states)
         try:
@@ -76,13 +76,11 @@ class Draws:
                 self._most_draws = mode.number
                 self._furthest = mode.expected
             if mode.number:
-                set_states(self._furthest)
+                set_generator_states(self._furthest)
 
 
 class _OfRows(TorchFunctionMode):  # type: ignore[misc]
-    """Answers ``multinomial`` with some rows of what all rows draw, and a single number with the
-    one that all rows have.
-    """
+    """Draws the part's rows of the whole call's ``multinomial``, and its single numbers."""
 
     def __init__(self, start: int, stop: int, total: int, states: States) -> None:
         super().__init__()
@@ -103,7 +101,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
             return self._of_all_rows(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
-    def _drawn(  # its arguments are called as in torch
+    def _drawn(  # the names of its arguments are torch's
         self,
         input: Any,  # noqa: A002
         num_samples: int,
@@ -112,7 +110,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         generator: Any = None,
         out: Any = None,
     ) -> Any:
-        """Return the tokens drawn; None where they have to be drawn as they are."""
+        """Return the sampled tokens; None if torch must sample them itself."""
         rows = self._stop - self._start
         known = input.device in self._states and input.dim() == 2 and input.shape[0] % rows == 0
         plain = generator is None and out is None and (num_samples == 1 or not replacement)
@@ -120,12 +118,12 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
             self.problem = _OTHERWISE
             return None
         if not are_equal(self.expected, _now(self._states)):
-            self.problem = _OTHERWISE  # something else has drawn
+            self.problem = _OTHERWISE  # other code has drawn
             return None
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
-            return None  # it raises what the whole call would have raised
+            return None  # torch raises what the whole call would have raised
         if not self.number:
-            set_states(self._states)
+            set_generator_states(self._states)
         each = input.shape[0] // rows
         own = range(self._start * each, self._stop * each)
         found = _drawn_for(input, own, self._total * each, num_samples)
@@ -134,12 +132,13 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         return found
 
     def _of_all_rows(self, draw: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return a number that is drawn once, whatever the rows, as versions of transformers draw
-        for layers that training leaves out.
+        """Return a number that the whole call draws only once, whatever its rows.
+
+        Versions of transformers draw one for layers that training skips.
         """
         is_next = kwargs.get("generator") is None and are_equal(self.expected, _now(self._states))
         if is_next and not self.number:
-            set_states(self._states)
+            set_generator_states(self._states)
         found = draw(*args, **kwargs)
         of_all = found.dim() == 0 or (found.numel() == 1 and self._stop - self._start > 1)
         if not (is_next and of_all):
@@ -151,9 +150,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
-    """Return the tokens drawn for rows ``own`` of ``total``, and leave the generator where all of
-    them leave it.
-    """
+    """Return tokens for rows ``own`` of ``total``, and advance the generator by all rows."""
     if not gives_row_by_row(probabilities.device, probabilities.dtype):
         noise = probabilities.new_empty((total, probabilities.shape[1])).exponential_(1)
         return _largest(probabilities, noise[own.start : own.stop], number)
@@ -165,13 +162,13 @@ def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
 
 
 def _pass_over(rows: int, buffer: Any) -> None:
-    """Move the generator on by the noise of ``rows`` rows; what is in ``buffer`` is lost."""
+    """Advance the generator by the noise of ``rows`` rows; ``buffer`` is overwritten."""
     for done in range(0, rows, len(buffer)):
         buffer[: rows - done].exponential_(1)
 
 
 def _largest(probabilities: Any, noise: Any, number: int) -> Any:
-    """Return the tokens with the largest p/q; ``noise`` is written over, as in torch."""
+    """Return the tokens with the largest p/q; ``noise`` is overwritten, as in torch."""
     weighed = torch.div(probabilities, noise, out=noise)
     if number == 1:
         return weighed.argmax(dim=-1, keepdim=True)
@@ -179,10 +176,9 @@ def _largest(probabilities: Any, noise: Any, number: int) -> Any:
 
 
 def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether the generator gives rows one by one what it gives them at once: a CPU's does,
-    CUDA's does not.
+    """Return whether a generator gives the same noise row by row as in one call.
 
-    transformers weighs tokens in float32.
+    A CPU's generator does, and CUDA's does not. transformers samples in float32.
     """
     return device.type == "cpu" and _cpu_gives_row_by_row(dtype)
 
@@ -190,13 +186,10 @@ def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -
 @functools.cache
 def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
     generator = torch.Generator()
-    with (
-        _disable_current_modes()
-    ):  # no part of the call: no device that is watched counts it, and no tensor is fake
-        for rows, tokens in (
-            (5, 7),
-            (3, 20_001),
-        ):  # less than one vector; more than one thread's share
+    # Watched devices must not count these tensors, and they must not be fake.
+    with _disable_current_modes():
+        # The first size is below one vector, the second above one thread's share.
+        for rows, tokens in ((5, 7), (3, 20_001)):
             at_once = torch.empty((rows, tokens), dtype=dtype).exponential_(
                 1, generator=generator.manual_seed(1)
             )
@@ -212,38 +205,37 @@ def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether this torch draws as we do: the same entries, and its generator at the same
-    place.
-    """
-    before = states_now(device)
+    """Return whether this torch samples as this module does, with the same generator state."""
+    before = generator_states(device)
     try:
         given = (
             torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
         )
         found = []
         for number in (1, 3):
-            set_states(before)
+            set_generator_states(before)
             theirs = torch.multinomial(given, number)
             after = _now(before)
-            set_states(before)
+            set_generator_states(before)
             ours = _largest(given, torch.empty_like(given).exponential_(1), number)
             found.append(bool((theirs == ours).all()) and are_equal(after, _now(before)))
         return all(found)
     finally:
-        set_states(before)
+        set_generator_states(before)
 
 
 def _now(like: States) -> States:
-    return {
-        device: torch.get_rng_state()
-        if device.type == "cpu"
-        else getattr(torch, device.type).get_rng_state(device)
-        for device in like
-    }
+    found = {}
+    for device in like:
+        if device.type == "cpu":
+            found[device] = torch.get_rng_state()
+        else:
+            found[device] = getattr(torch, device.type).get_rng_state(device)
+    return found
 
 
-def set_states(states: States) -> None:
-    """Have the generators stand there."""
+def set_generator_states(states: States) -> None:
+    """Set the states of the generators."""
     for device, state in states.items():
         if device.type == "cpu":
             torch.set_rng_state(state)
@@ -252,8 +244,7 @@ def set_states(states: States) -> None:
 
 
 def are_equal(one: States, other: States) -> bool:
-    """Return whether the generators stand at the same places."""
-    with (
-        torch_memory.on_host()
-    ):  # states are the host's, and a device may be full when they are compared
+    """Return whether the generators have the same states."""
+    # The states are on the host; a device may be full during the comparison.
+    with torch_memory.on_host():
         return all(torch.equal(state, other[device]) for device, state in one.items())

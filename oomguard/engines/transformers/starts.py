@@ -1,7 +1,6 @@
-"""Where transformers puts weights on a device: a model loaded there, and one that is moved there.
+"""Intercept loads of models on a device, and moves of models to a device.
 
-``pipeline(...)`` loads by the first and moves by the second, as ``from_pretrained(...).to("cuda")``
-does.
+``pipeline(...)`` loads and then moves a model, like ``from_pretrained(...).to("cuda")``.
 """
 
 from __future__ import annotations
@@ -9,143 +8,10 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import traceback
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.core.facts import Fact, FactValue
-from oomguard.core.incident import Incident, SettingInForce
-from oomguard.engines.start_attempt import EndedStart, MakeAgain, ReadStart, StartHandler
-from oomguard.engines.transformers.weights import WeightDevice
-from oomguard.probe import torch_memory
-from oomguard.probe.host import read_available_bytes
-from oomguard.remedy.failed_load import ON_DEVICE, Lighter, LoadModel, Weights
-from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
-
-# Weights put on a device under a guard: as the program asks, then with some layers on the host, or
-# in fewer bits.
-
-# What the host keeps for other things.
-_HOST_SHARE: Final = 0.9
-
-
-class WeightPlacement(Protocol):
-    """A model loaded on a device, or moved there."""
-
-    place: WeightDevice
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether the program named the device, so that no layer waits elsewhere without
-        permission.
-        """
-
-    @property
-    def why_not_on_host(self) -> str | None:
-        """Why no layer can wait on the host; None where they can."""
-
-    def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Return the model on its device, with these settings changed; the rest of it has so many
-        bytes of the host.
-        """
-
-    def weights(self) -> Weights | None:
-        """Return what its weights are; None where nothing tells."""
-
-    def lighter(self) -> tuple[Lighter, ...]:
-        """Return its weights in fewer bits, the least costly first."""
-
-
-class WeightsStart:
-    """One load or move under a guard: an engine's start that nothing has to be watched after."""
-
-    phase = "load_weights"
-    tells_success = False
-
-    def __init__(self, placing: WeightPlacement) -> None:
-        self._placing = placing
-        self._base_bytes: int | None = None
-
-    def attempt(
-        self, changed: Mapping[str, FactValue], within_s: float | None = None
-    ) -> EndedStart:
-        """Put the weights there with these settings changed; once more where a failure let go of
-        what nobody used.
-        """
-        del within_s
-        ended = self._once(changed)
-        while ended.error is not None and may_be_oom(ended.error):
-            before = self._base_bytes
-            lines = ended.lines
-            _let_go(ended.error)
-            torch_memory.release()
-            self._base_bytes = torch_memory.live_bytes()
-            if before is None or self._base_bytes is None or self._base_bytes >= before:
-                return EndedStart(error=ended.error, lines=lines)
-            ended = self._once(changed)
-        return ended
-
-    def _once(self, changed: Mapping[str, FactValue]) -> EndedStart:
-        self._base_bytes = torch_memory.live_bytes()
-        try:
-            return EndedStart(result=self._placing.make(changed, _host_bytes()))
-        except Exception as error:  # noqa: BLE001
-            # judged by the guard, and raised again unless it is remedied
-            own = error.__traceback__
-            return EndedStart(
-                error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
-            )
-
-    def behind(self, incident: Incident) -> LoadModel:
-        """Return the model of the load that failed."""
-        del incident
-        placing = self._placing
-        return LoadModel(
-            placing.weights(),
-            self._base_bytes,
-            _host_bytes(),
-            placing.place.name,
-            torch_memory.is_cached(),
-            placing.why_not_on_host,
-            placing.lighter(),
-        )
-
-    def attend(self, engine: Any, make_again: MakeAgain) -> None:
-        """Do nothing: a model that is loaded does not die by itself."""
-
-    def is_given_up(self) -> bool:
-        """Return no: who loads a model waits for it."""
-        return False
-
-    def leave_nothing(self) -> None:
-        """Give back what the attempt before held."""
-        torch_memory.release()
-
-    def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return whether the program named the device."""
-        chosen = self._placing.is_chosen
-        return {
-            ON_DEVICE: SettingInForce(ON_DEVICE, None, chosen, "given" if chosen else "default")
-        }
-
-    def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether a setting is one of those that a load can be given."""
-        del facts
-        return name == ON_DEVICE or name in {way.setting for way in self._placing.lighter()}
-
-
-def _let_go(error: BaseException) -> None:
-    """Drop what the frames of a failure hold: the part of the model that was loaded."""
-    for link in chain(error):
-        traceback.clear_frames(link.__traceback__)
-
-
-def _host_bytes() -> int | None:
-    free = read_available_bytes()
-    if free is None:
-        return None
-    return int(free * _HOST_SHARE)
-
+if TYPE_CHECKING:
+    from oomguard.engines.start_attempt import ReadStart, StartHandler
 
 _MODULE: Final = "transformers.modeling_utils"
 _OWNER: Final = "PreTrainedModel"
@@ -153,8 +19,9 @@ _handlers: list[StartHandler] = []
 
 
 def watch(handler: StartHandler) -> None:
-    """Have loads and moves of models go through ``handler``, now or once transformers is imported;
-    once per process.
+    """Route loads and moves of models through ``handler``, now or once transformers is imported.
+
+    Only the first call in a process has an effect.
     """
     if _handlers:
         return
@@ -162,7 +29,7 @@ def watch(handler: StartHandler) -> None:
     import wrapt
 
     if _MODULE in sys.modules:
-        _wrap(importlib.import_module(_MODULE))  # waits where another thread is still importing it
+        _wrap(importlib.import_module(_MODULE))  # waits if another thread is still importing it
     else:
         wrapt.register_post_import_hook(_wrap, _MODULE)
 
@@ -179,15 +46,15 @@ def _wrap(module: Any) -> None:
 
 
 def _load(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from oomguard.engines.transformers.weights import load_of
+    from oomguard.engines.transformers.weights import WeightsStart, read_load
 
-    return WeightsStart(load_of(wrapped, args, kwargs))
+    return WeightsStart(read_load(wrapped, args, kwargs))
 
 
 def _move(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from oomguard.engines.transformers.weights import move_of
+    from oomguard.engines.transformers.weights import WeightsStart, read_move
 
-    return WeightsStart(move_of(wrapped, args, kwargs))
+    return WeightsStart(read_move(wrapped, args, kwargs))
 
 
 _WATCHED: Final[dict[str, ReadStart]] = {"from_pretrained": _load, "to": _move, "cuda": _move}

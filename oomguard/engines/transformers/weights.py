@@ -1,48 +1,48 @@
-"""``from_pretrained`` on a device: what its checkpoint's own headers say of its weights, and how it
-is made another way.
-"""
+"""Put a model's weights on a device by ``from_pretrained`` or ``to``, also with less memory."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import re
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from oomguard.core.errors import OomguardError
-from oomguard.core.facts import FactValue, format_gib
+from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.files import read_tables
+from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
+from oomguard.engines.start_attempt import RestartEngine, StartResult
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.files import ModelFiles, find_model
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.shape import ModelShape, read_shape
 from oomguard.probe import torch_memory
-from oomguard.remedy.failed_load import ON_DEVICE, Lighter, Weights
-from oomguard.scan.exceptions import may_be_oom
+from oomguard.probe.host import read_available_bytes
+from oomguard.remedy.failed_load import ON_DEVICE, LighterWeights, LoadModel, Weights
+from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
-# The device that a program puts a model's weights on.
-
-# What accelerate solves itself.
+# Values of device_map for which accelerate chooses the devices.
 AUTOMATIC: Final = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 
 
 class NotOneDeviceError(Exception):
-    """The weights go to no device that is watched, or to several."""
+    """The weights go to several devices, or to none that oomguard watches."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightDevice:
-    """One device.
+    """The device that a program puts a model's weights on.
 
     Attributes:
-        index: its number among CUDA's.
-        is_simulated: whether it is a simulated one, whose tensors are the CPU's.
+        index: its CUDA index.
+        is_simulated: whether it is simulated; then its tensors are on the CPU.
         is_chosen: whether the program named it.
     """
 
@@ -52,13 +52,15 @@ class WeightDevice:
 
     @property
     def name(self) -> str:
-        """How a program names it in ``max_memory``."""
+        """Its name in ``max_memory``."""
         return str(self.index)
 
 
-def place_of(given: Any) -> WeightDevice:
-    """Return the device that a ``device_map`` or a device means; raise NotOneDeviceError where it
-    is none that is watched.
+def weight_device_of(given: Any) -> WeightDevice:
+    """Return the device that a ``device_map`` or a device means.
+
+    Raises:
+        NotOneDeviceError: it means several devices, or none that oomguard watches.
     """
     import torch
 
@@ -85,22 +87,19 @@ def place_of(given: Any) -> WeightDevice:
     else:
         index = device.index
     if index != torch.cuda.current_device():
-        raise NotOneDeviceError  # what is alive is counted on the current one
+        raise NotOneDeviceError  # allocated memory is counted on the current device only
     return WeightDevice(index, False, is_chosen)
 
 
-# The bytes of a model's weights by layer, from the headers of its checkpoint or from the modules
-# themselves.
+# The bytes of a model's weights by layer, from checkpoint headers or from a loaded model.
 
-# Beside the weights there is to be room for a row as long as this, or as long as the model reads.
+# Next to the weights there must be space for one row with this many tokens.
 WORK_TOKENS: Final = 1024
 _LAYER: Final = re.compile(r"^(.*?\.?(?:layers?|h|blocks?|layer_stack)\.\d+)\.")
 
 
 def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -> Weights | None:
-    """Return the weights of a checkpoint as they are loaded with a data type; None where its files
-    do not tell.
-    """
+    """Return the weights of a checkpoint loaded with a data type; None if its files do not tell."""
     own = dtype if dtype in _KNOWN else _named_dtype(files)
     try:
         model = read_model(files, dtype=own or "auto", quantization=quantization)
@@ -114,8 +113,9 @@ def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -
 
 
 def _named_dtype(files: ModelFiles) -> str | None:
-    """Return the data type that the configuration names; None where it names none: each tensor is
-    loaded as it is in its file.
+    """Return the data type in the configuration; None without one.
+
+    Without one each tensor is loaded with the type in its file.
     """
     parts = (files.config, *(part for part in files.config.values() if isinstance(part, dict)))
     named = (str(part.get("dtype") or part.get("torch_dtype")) for part in parts)
@@ -123,7 +123,7 @@ def _named_dtype(files: ModelFiles) -> str | None:
 
 
 def weights_in(model: Any) -> Weights:
-    """Return the weights of a model that is made."""
+    """Return the weights of a loaded model."""
     sizes = {
         name: tensor.nbytes for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
@@ -138,19 +138,18 @@ def _weights(sizes: Iterable[tuple[str, int]], shape: ModelShape | None) -> Weig
     blocks: defaultdict[str, int] = defaultdict(int)
     for name, size in sizes:
         found = _LAYER.match(name)
-        blocks[found.group(1) if found else name.rpartition(".")[0]] += size
-    tokens = min(
-        WORK_TOKENS, (shape.max_positions or WORK_TOKENS) if shape is not None else WORK_TOKENS
-    )
+        block = found.group(1) if found else name.rpartition(".")[0]
+        blocks[block] += size
+    tokens = WORK_TOKENS
+    if shape is not None and shape.max_positions:
+        tokens = min(WORK_TOKENS, shape.max_positions)
     return Weights(
         sum(blocks.values()), max(blocks.values(), default=0), _work_bytes(shape, tokens), tokens
     )
 
 
 def _work_bytes(shape: ModelShape | None, tokens: int) -> int:
-    """Return what a row takes beside the weights: by the closed form, and by its sizes where that
-    does not hold.
-    """
+    """Return what one row takes next to the weights, by a formula or from the model's sizes."""
     if shape is None:
         return 0
     try:
@@ -166,34 +165,31 @@ def _work_bytes(shape: ModelShape | None, tokens: int) -> int:
 _KNOWN: Final = frozenset({"float32", "float16", "bfloat16"})
 
 
-# A checkpoint's weights in fewer bits: 16 where they have 32, and 8 or 4 where a library for that
-# is installed.
+# Load a checkpoint's weights in fewer bits: 16 instead of 32, or 8 and 4 with an installed library.
 
 _FILE: Final = Path(__file__).with_name("lighter_weights.toml")
-_HALF: Final = "bfloat16"  # the range of float32: nothing overflows
+_HALF: Final = "bfloat16"  # it has the range of float32, so nothing overflows
 _BITS: Final = (8, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The weights in fewer bits: what the plan says of it, and what makes the argument of
-    ``from_pretrained``.
-    """
+class LighterLoad:
+    """A way to load weights in fewer bits: its entry in the plan, and its argument's value."""
 
-    told: Lighter
+    plan: LighterWeights
     config: Callable[[], Any]
 
 
-def lighter_weights(
+def lighter_loads(
     files: ModelFiles | None, dtype: str, place: WeightDevice, *, is_quantized: bool
-) -> tuple[Way, ...]:
-    """Return the ways to load a checkpoint in fewer bits, the least costly first.
+) -> tuple[LighterLoad, ...]:
+    """Return the ways to load a checkpoint in fewer bits, with the most bits first.
 
     Args:
-        files: the checkpoint's; None where they are not known.
-        dtype: the data type that the program asks for, ``auto`` for the checkpoint's own.
-        place: where the weights go.
-        is_quantized: whether the program quantizes them itself.
+        files: the checkpoint's files; None if they are unknown.
+        dtype: the data type that the program asks for; ``auto``: the checkpoint's own.
+        place: the device of the weights.
+        is_quantized: whether the program already quantizes them.
     """
     own = files is not None and any(
         "quantization_config" in part for part in (files.config, *_parts(files.config))
@@ -207,20 +203,18 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (part for part in config.values() if isinstance(part, Mapping))
 
 
-def _half(files: ModelFiles | None, dtype: str) -> Iterator[Way]:
+def _half(files: ModelFiles | None, dtype: str) -> Iterator[LighterLoad]:
     if files is None:
-        whole = None
-    else:
-        whole = weights_of(files, dtype)
-    if files is None:
-        half = None
-    else:
-        half = weights_of(files, _HALF)
+        return
+    whole = weights_of(files, dtype)
+    half = weights_of(files, _HALF)
     if whole is not None and half is not None and half.total_bytes < whole.total_bytes:
-        yield Way(Lighter("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None)
+        yield LighterLoad(
+            LighterWeights("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None
+        )
 
 
-def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDevice) -> Way:
+def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDevice) -> LighterLoad:
     rows = [
         row for row in _rows() if row["bits"] == bits and not (row["cuda"] and place.is_simulated)
     ]
@@ -228,12 +222,14 @@ def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDev
     if row is None:
         names = ", ".join(row["package"] for row in rows)
         why = (
-            f"weights of {bits} bits: none of {names} is installed: pip install "
+            f"weights of {bits} bits need one of {names}. Install one: pip install "
             f"{rows[0]['package']}"
         )
-        return Way(Lighter("quantization", f"{bits}bit", None, None, why), lambda: None)
-    return Way(
-        Lighter(
+        return LighterLoad(
+            LighterWeights("quantization", f"{bits}bit", None, None, why), lambda: None
+        )
+    return LighterLoad(
+        LighterWeights(
             "quantization",
             f"{row['package']}-{bits}bit",
             _as_kwarg(row),
@@ -244,9 +240,7 @@ def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDev
 
 
 def _need_bytes(files: ModelFiles | None, dtype: str, row: Mapping[str, Any]) -> int | None:
-    """Return what they take while they are loaded: all of them in fewer bits, and the largest one
-    as it is in the file.
-    """
+    """Return the bytes during a load: all weights in fewer bits, and the largest file tensor."""
     if files is None or files.parameters is None:
         return None
     if dtype == "auto":
@@ -262,7 +256,7 @@ def _need_bytes(files: ModelFiles | None, dtype: str, row: Mapping[str, Any]) ->
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ImportError:  # of optimum.quanto, where there is no optimum
+    except ImportError:  # optimum.quanto without optimum
         return False
 
 
@@ -287,21 +281,20 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
-# Layers of a model that wait on the host and come to the device when they run: accelerate's hooks,
-# on a simulated device too.
+# Layers wait on the host and come to the device when they run, by accelerate's hooks. A simulated
+# device works in the same way.
 
-# More than any host has: on a simulated device the host is not counted.
+# More than any host has: host memory does not limit a simulated device.
 _ANY_BYTES = 1 << 62
 
 
-def keep_on_host(
+def offload_layers(
     model: Any, place: WeightDevice, share_bytes: int, host_bytes: int | None = None
 ) -> None:
-    """Put the layers of a model that fit in ``share_bytes`` on the device; the others stay on the
-    host.
+    """Put layers that fit in ``share_bytes`` on the device, and leave the others on the host.
 
-    The model is on the host. Beside those layers the largest of the others has room. Which they are
-    accelerate solves.
+    The model must be on the host. accelerate chooses the layers, and leaves space for the largest
+    of the others. ``host_bytes`` None: no limit.
     """
     from accelerate import dispatch_model, infer_auto_device_map
 
@@ -319,17 +312,13 @@ def keep_on_host(
     model.hf_device_map = found
 
 
-def put_on_simulated(model: Any) -> None:
-    """Count the weights of a model on the simulated device, and raise its error where they do not
-    fit.
-    """
+def count_on_simulated(model: Any) -> None:
+    """Count a model's weights on the simulated device; raises its error if they do not fit."""
     torch_memory.place([*model.parameters(), *model.buffers()])
 
 
 class _Waiting(Mapping[str, Any]):
-    """Weights of the host; each that is asked for is a copy of its own on the simulated device,
-    which ends with its use.
-    """
+    """Weights on the host; reading one makes a temporary copy on the simulated device."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors
@@ -369,12 +358,13 @@ def _hook(model: Any, waiting: list[str], names: list[str]) -> None:
     get_logger().debug("layers wait on the host", size=format_gib(size))
 
 
-# ``model.to("cuda")``: a model that is loaded on the host and moved to a device.
+def read_move(
+    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Move:
+    """Read a call of ``to`` or ``cuda``.
 
-
-def move_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move:
-    """Read a call of ``to`` or ``cuda``; raise NotOneDeviceError where it goes to no device that is
-    watched.
+    Raises:
+        NotOneDeviceError: it moves nothing to a device that oomguard watches.
     """
     import torch
 
@@ -383,15 +373,15 @@ def move_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
             given = args[0]
         else:
             given = kwargs.get("device")
-        return Move(wrapped, args, kwargs, place_of("cuda" if given is None else given))
+        return Move(wrapped, args, kwargs, weight_device_of("cuda" if given is None else given))
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
-    if device is None:  # another data type
+    if device is None:  # only the data type changes
         raise NotOneDeviceError
-    return Move(wrapped, args, kwargs, place_of(device))
+    return Move(wrapped, args, kwargs, weight_device_of(device))
 
 
 class Move:
-    """One move of a model to a device."""
+    """A move of a model from the host to a device, as by ``model.to("cuda")``."""
 
     def __init__(
         self,
@@ -408,12 +398,12 @@ class Move:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the program named the device: a move always does."""
+        """Whether the program named the device; a move always does."""
         return self.place.is_chosen
 
     @property
     def why_not_on_host(self) -> str | None:
-        """Why no layer can wait on the host; None where they can."""
+        """Why layers cannot wait on the host; None if they can."""
         from importlib.util import find_spec
 
         if getattr(self._model, "hf_quantizer", None) is not None:
@@ -423,8 +413,9 @@ class Move:
         return "accelerate is not installed: pip install accelerate"
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Move the model, with these settings changed; one that has no room goes back to the host,
-        with what of it has moved.
+        """Move the model with these settings changed.
+
+        If it does not fit, the parts that have moved go back to the host.
         """
         import torch
 
@@ -432,13 +423,13 @@ class Move:
         if "dtype" in changed:
             torch.nn.Module.to(self._model, dtype=getattr(torch, str(changed["dtype"])))
         if share is not None:
-            keep_on_host(self._model, self.place, int(share), host_bytes)
+            offload_layers(self._model, self.place, int(share), host_bytes)
         if share is not None:
             moved = self._model
         else:
             moved = self._moved()
         if self.place.is_simulated:
-            put_on_simulated(moved)
+            count_on_simulated(moved)
         return moved
 
     def _moved(self) -> Any:
@@ -452,11 +443,11 @@ class Move:
             raise
 
     def weights(self) -> Weights:
-        """Return what its weights are."""
+        """Return the model's weights."""
         return weights_in(self._model)
 
-    def lighter(self) -> tuple[Lighter, ...]:
-        """Return its weights in 16 bits, where they have 32."""
+    def lighter(self) -> tuple[LighterWeights, ...]:
+        """Return the weights in 16 bits, if some have 32."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         need = sum(
             t.nbytes // 2 if t.is_floating_point() and t.element_size() == 4 else t.nbytes
@@ -464,11 +455,11 @@ class Move:
         )
         if need == sum(tensor.nbytes for tensor in tensors):
             return ()
-        return (Lighter("dtype", "bfloat16", 'dtype="bfloat16"', need),)
+        return (LighterWeights("dtype", "bfloat16", 'dtype="bfloat16"', need),)
 
 
 _NAME: Final = "pretrained_model_name_or_path"
-# With these the program places or shards the weights in a way of its own.
+# With these arguments the program places or shards the weights itself.
 _OWN: Final = (
     "max_memory",
     "tp_plan",
@@ -481,15 +472,19 @@ _OWN: Final = (
 _DTYPES: Final = ("dtype", "torch_dtype")
 
 
-def load_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load:
-    """Read a call of ``from_pretrained``; raise NotOneDeviceError where its weights go to no device
-    that is watched.
+def read_load(
+    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Load:
+    """Read a call of ``from_pretrained``.
+
+    Raises:
+        NotOneDeviceError: its weights go to no device that oomguard watches.
     """
-    return Load(wrapped, args, kwargs, place_of(kwargs.get("device_map")))
+    return Load(wrapped, args, kwargs, weight_device_of(kwargs.get("device_map")))
 
 
 class Load:
-    """One call of ``from_pretrained``."""
+    """A call of ``from_pretrained``."""
 
     def __init__(
         self,
@@ -510,16 +505,16 @@ class Load:
 
     @property
     def why_not_on_host(self) -> str | None:
-        """Why no layer can wait on the host; None where they can."""
+        """Why layers cannot wait on the host; None if they can."""
         own = next((name for name in _OWN if self._kwargs.get(name) is not None), None)
         if own is not None:
-            return f"{own} says where the weights go"
+            return f"{own} places the weights"
         if _has_accelerate():
             return None
         return "accelerate is not installed: pip install accelerate"
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Load the model, with these settings changed."""
+        """Load the model with these settings changed."""
         import torch
 
         kwargs = dict(self._kwargs)
@@ -530,7 +525,7 @@ class Load:
                 kwargs["dtype"] = getattr(torch, str(changed[setting]))
             else:
                 kwargs["quantization_config"] = next(
-                    way.config() for way in self._lighter() if way.told.value == changed[setting]
+                    way.config() for way in self._lighter() if way.plan.value == changed[setting]
                 )
         if self.place.is_simulated:
             return self._simulated(kwargs, share)
@@ -542,7 +537,7 @@ class Load:
         return self._wrapped(*self._args, **kwargs)
 
     def _simulated(self, kwargs: dict[str, Any], share: FactValue | None) -> Any:
-        """Load the model on the host, and count it on the simulated device from there."""
+        """Load the model on the host, then count it on the simulated device."""
         with torch_memory.on_host():
             loaded = self._wrapped(
                 *self._args, **{name: kwargs[name] for name in kwargs if name != "device_map"}
@@ -552,24 +547,24 @@ class Load:
         else:
             model = loaded
         if share is not None:
-            keep_on_host(model, self.place, int(share))
-        put_on_simulated(model)
+            offload_layers(model, self.place, int(share))
+        count_on_simulated(model)
         return loaded
 
     def weights(self) -> Weights | None:
-        """Return what its weights are, by the headers of its checkpoint."""
+        """Return the weights by the checkpoint's headers; None if its files are not found."""
         files = self._files
         if files is None:
             return None
         return weights_of(files, self._dtype)
 
-    def lighter(self) -> tuple[Lighter, ...]:
-        """Return its weights in fewer bits."""
-        return tuple(way.told for way in self._lighter())
+    def lighter(self) -> tuple[LighterWeights, ...]:
+        """Return the weights in fewer bits."""
+        return tuple(way.plan for way in self._lighter())
 
     def _lighter(self) -> Any:
         given = self._kwargs.get("quantization_config") is not None
-        return lighter_weights(self._files, self._dtype, self.place, is_quantized=given)
+        return lighter_loads(self._files, self._dtype, self.place, is_quantized=given)
 
     @property
     def _dtype(self) -> str:
@@ -593,7 +588,7 @@ class Load:
                 return None
             return find_model(str(folder))
         except Exception:  # noqa: BLE001
-            # a folder of someone else: whatever is odd about it, its weights are not known
+            # Any error in a foreign folder means that its weights are unknown.
             return None
 
 
@@ -604,9 +599,7 @@ def _has_accelerate() -> bool:
 
 
 def _folder_of(name: str, kwargs: Mapping[str, Any]) -> Path | None:
-    """Return where a model's files are: its folder, or that of the hub's cache; nothing
-    is fetched.
-    """
+    """Return a model's folder, local or in the Hub's cache; nothing is downloaded."""
     sub = str(kwargs.get("subfolder") or "")
     if Path(name).is_dir():
         return Path(name, sub)
@@ -621,3 +614,125 @@ def _folder_of(name: str, kwargs: Mapping[str, Any]) -> Path | None:
     if isinstance(found, str):
         return Path(found).parent
     return None
+
+
+# The share of free host memory that weights may use.
+_HOST_SHARE: Final = 0.9
+
+
+class WeightPlacement(Protocol):
+    """A load of a model on a device, or a move to one."""
+
+    place: WeightDevice
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the program named the device; then layers need permission to wait elsewhere."""
+
+    @property
+    def why_not_on_host(self) -> str | None:
+        """Why layers cannot wait on the host; None if they can."""
+
+    def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
+        """Return the model on its device with these settings changed.
+
+        ``host_bytes`` is the host memory for its other layers; None: unknown.
+        """
+
+    def weights(self) -> Weights | None:
+        """Return the weights; None if they are unknown."""
+
+    def lighter(self) -> tuple[LighterWeights, ...]:
+        """Return the weights in fewer bits, with the most bits first."""
+
+
+class WeightsStart:
+    """A load or a move under a guard: a start without an engine to watch afterwards."""
+
+    phase = "load_weights"
+    reports_success = False
+
+    def __init__(self, placing: WeightPlacement) -> None:
+        self._placing = placing
+        self._base_bytes: int | None = None
+
+    def attempt(
+        self, changed: Mapping[str, FactValue], within_s: float | None = None
+    ) -> StartResult:
+        """Load the weights with these settings changed.
+
+        If a failure released unused memory, try again with the same settings.
+        """
+        del within_s
+        ended = self._once(changed)
+        while ended.error is not None and may_be_oom(ended.error):
+            before = self._base_bytes
+            lines = ended.lines
+            _let_go(ended.error)
+            torch_memory.release()
+            self._base_bytes = torch_memory.live_bytes()
+            if before is None or self._base_bytes is None or self._base_bytes >= before:
+                return StartResult(error=ended.error, lines=lines)
+            ended = self._once(changed)
+        return ended
+
+    def _once(self, changed: Mapping[str, FactValue]) -> StartResult:
+        self._base_bytes = torch_memory.live_bytes()
+        try:
+            return StartResult(result=self._placing.make(changed, _host_bytes()))
+        except Exception as error:  # noqa: BLE001
+            # The guard judges it, and raises it again if there is no remedy.
+            own = error.__traceback__
+            return StartResult(
+                error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
+            )
+
+    def behind(self, incident: Incident) -> LoadModel:
+        """Return the memory model of the failed load."""
+        del incident
+        placing = self._placing
+        return LoadModel(
+            placing.weights(),
+            self._base_bytes,
+            _host_bytes(),
+            placing.place.name,
+            torch_memory.is_cached(),
+            placing.why_not_on_host,
+            placing.lighter(),
+        )
+
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
+        """Do nothing: a loaded model does not die."""
+
+    def is_given_up(self) -> bool:
+        """Return False: the caller of a load waits for it."""
+        return False
+
+    def clean_up(self) -> None:
+        """Release the memory of the last attempt."""
+        torch_memory.release()
+
+    def settings_in_force(self) -> dict[str, SettingInForce]:
+        """Return whether the program named the device, as a setting."""
+        chosen = self._placing.is_chosen
+        return {
+            ON_DEVICE: SettingInForce(ON_DEVICE, None, chosen, "given" if chosen else "default")
+        }
+
+    def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
+        """Return whether a load has this setting."""
+        del facts
+        return name == ON_DEVICE or name in {way.setting for way in self._placing.lighter()}
+
+
+def _let_go(error: BaseException) -> None:
+    """Release what a failure's frames hold: the part of the model that was loaded."""
+    for link in chain(error):
+        traceback.clear_frames(link.__traceback__)
+
+
+def _host_bytes() -> int | None:
+    free = read_available_bytes()
+    if free is None:
+        return None
+    return int(free * _HOST_SHARE)

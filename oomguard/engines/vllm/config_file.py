@@ -1,6 +1,4 @@
-"""The file of ``vllm serve --config FILE``: which settings it gives; it is read and
-never written.
-"""
+"""Read the settings in the file of ``vllm serve --config FILE``; the file is never written."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _ENDS: Final = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a file gives: settings by name, and the keys that it gives more than once (the last one
-    counts).
-    """
+    """The settings of a file by name, and the keys that it repeats (the last value counts)."""
 
     path: str
     settings: dict[str, SettingInForce]
@@ -34,14 +30,13 @@ class ConfigFile:
 
 
 def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> ConfigFile | None:
-    """Return the settings of a file as the engine's own reader takes them; None where it cannot be
-    read.
+    """Return the settings of a file as vLLM's own reader takes them; None if it cannot be read.
 
     Args:
         path: the file.
         engine: the engine whose reader takes it.
-        is_of_subcommand: whether a subcommand (``vllm serve``) takes the flags; the engine reads
-            the file before it knows which.
+        is_of_subcommand: whether the flags belong to a subcommand (``vllm serve``). vLLM reads the
+            file before it knows which.
     """
     if not path.endswith(_ENDS):
         return None
@@ -72,15 +67,16 @@ def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> Confi
         engine,
         own=True,
     )
-    told = f"{source}, where it stands twice: the last one counts"
+    twice_source = f"{source}, which sets it twice: the last value counts"
     found = {
-        name: replace(one, source=told if name in twice else source) for name, one in given.items()
+        name: replace(one, source=twice_source if name in twice else source)
+        for name, one in given.items()
     }
     return ConfigFile(path, found, repeated)
 
 
 def _words(key: str, raw: Any, engine: str, off: str) -> list[str]:
-    """Return the words of a command line that the engine's reader makes of a key and its value."""
+    """Return the command-line words that vLLM's reader makes of a key and its value."""
     if isinstance(raw, bool):
         return _flag(key, engine, "on" if raw else off)
     given = _as_words(raw)
@@ -94,9 +90,7 @@ def _flag(key: str, engine: str, form: str) -> list[str]:
 
 
 def _is_small(raw: Any) -> bool:
-    """Return whether a value has few parts: names for parts let a short file stand for endless
-    ones.
-    """
+    """Return whether a value has few parts; YAML aliases can multiply those of a short file."""
     waiting = [raw]
     left = _MOST_PARTS
     while waiting and left > 0:
@@ -108,16 +102,13 @@ def _is_small(raw: Any) -> bool:
 
 
 def _as_words(raw: Any) -> list[str] | None:
-    """Return a value as the engine's reader turns it into words; None where it gives none."""
+    """Return a value as the words that vLLM's reader makes of it; None if it makes none."""
     if raw is None or not _is_small(raw):
         return None
     if isinstance(raw, list):
         return [str(item)[:_MOST_CHARS] for item in raw] or None
     try:
         return [(json.dumps(raw) if isinstance(raw, dict) else str(raw))[:_MOST_CHARS]]
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # a date inside an object, a number of thousands of digits
+    except (TypeError, ValueError, RecursionError):
+        # A date inside an object, or a number with thousands of digits.
         return None

@@ -1,8 +1,7 @@
-"""The environment of a command that starts vLLM: variables that set what flags set, and those that
-carry the plugin.
+"""Change the environment of a command that starts vLLM.
 
-A wrapper in the command (``env``, a shell's text) may set variables over ours: then ours are set
-behind them.
+Variables may set the same things as flags, and variables carry the plugin. A wrapper in the command
+(``env``, a shell's text) may override our variables; then ours are set behind that wrapper.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ _PLUGIN: Final = "oomguard"
 def set_by_variable(
     launch: Launch, name: str, facts: Mapping[str, Fact], environ: Mapping[str, str]
 ) -> SettingInForce | None:
-    """Return a setting that a variable of the environment sets over its flag; None where none does,
-    on this device.
-    """
+    """Return a setting that a variable sets over its flag on this device; None without one."""
     for row in surface(name, _NAME).variables:
         where = facts.get(row["where"])
         text = _value(launch, row["name"], environ)
@@ -40,7 +37,7 @@ def set_by_variable(
         try:
             value: FactValue | None = int(text) * row["unit_bytes"]
         except ValueError:
-            value = None  # the engine refuses it by itself
+            value = None  # the engine itself rejects it
         return SettingInForce(name, value, True, f"{row['name']}={text}")
     return None
 
@@ -48,10 +45,10 @@ def set_by_variable(
 def without_variables(
     launch: Launch, settings: Mapping[str, FactValue], environ: Mapping[str, str]
 ) -> Launch:
-    """Return the launch without the variables that would set the settings over what is carried.
+    """Return the launch without the variables that would override the given settings.
 
-    One that an earlier command of a shell's text sets (``export``) stays, and is told as what beats
-    the change.
+    A variable that an earlier command of a shell's text exports stays. oomguard then reports that
+    it overrides the change.
     """
     names = [row["name"] for name in settings for row in surface(name, _NAME).variables]
     launch = functools.reduce(_without_assignments, names, launch)
@@ -63,7 +60,7 @@ def without_variables(
 
 
 def _without_assignments(launch: Launch, name: str) -> Launch:
-    """Return the launch without the words of its wrappers that assign a variable."""
+    """Return the launch without its wrappers' assignments of a variable."""
     while (inner := _inner(launch)) is not None and name in inner.without:
         launch = replace(launch, argv=inner.without[name]())
     return launch
@@ -72,20 +69,19 @@ def _without_assignments(launch: Launch, name: str) -> Launch:
 def with_plugin(
     launch: Launch, variables: Mapping[str, str], folder: Path | None, environ: Mapping[str, str]
 ) -> Launch:
-    """Return the launch with our variables, and those with which vLLM finds the plugin and may load
-    it.
+    """Return the launch with our variables, and with those that make vLLM load the plugin.
 
     Args:
         launch: the command.
-        variables: ours.
-        folder: where the plugin lies for a Python without oomguard; None: it is installed there.
+        variables: our variables.
+        folder: a folder with the plugin, for a Python without oomguard; None if that Python has it.
         environ: the inherited environment.
     """
     env = {**launch.env, **variables}
     if folder is not None:
         env[_PATH] = os.pathsep.join([str(folder), *filter(None, [_value(launch, _PATH, environ)])])
     allowed = _value(launch, _ALLOWED, environ)
-    if allowed is not None:  # an allow-list: joined where the user has one, never made
+    if allowed is not None:  # join the user's allow-list, but never create one
         names = [name for name in allowed.split(",") if name]
         env[_ALLOWED] = ",".join(dict.fromkeys([*names, _PLUGIN]))
     inner = _inner(launch)
@@ -110,9 +106,7 @@ def _sets_by_itself(launch: Launch, name: str) -> bool:
 
 
 def _value(launch: Launch, name: str, environ: Mapping[str, str]) -> str | None:
-    """Return a variable as the innermost command has it; None where it is not set, or to nothing
-    that counts.
-    """
+    """Return a variable as the innermost command sees it; None if it is unset or empty."""
     inner = _inner(launch)
     if inner is not None and name in inner.variables:
         found = inner.variables[name]

@@ -1,5 +1,7 @@
-"""What is known of vLLM engines beyond their command: what their programs gave them, what beats a
-change, how long requests are.
+"""Report what is known of vLLM engines beyond their command line.
+
+This covers the arguments that programs gave their engines, variables that override a change, and
+the lengths of requests.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from oomguard.engines.vllm import plugin, request_lengths
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.engines.vllm.plugin_messages import (
-    arguments_told,
-    noted_limits,
-    noted_lines,
-    told_engines,
+    logged_lines,
+    reported_arguments,
+    reported_engines,
+    reported_limits,
 )
 from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
@@ -36,15 +38,16 @@ _ATTEMPT: Final = "attempt-"
 
 
 def version(launch: Launch) -> str | None:
-    """Return the version of the vLLM that lies where the launch's Python finds it."""
+    """Return the version of the vLLM that the launch's Python imports; None if not found."""
     from oomguard.engines.vllm.package import installed_version
 
     return installed_version(launch, os.environ)
 
 
 def start_key(launch: Launch) -> StartKey | None:
-    """Return what decides the memory of a server's start, so that other words for it are known;
-    None where that cannot be read.
+    """Return what determines the memory of a server's start; None if it cannot be read.
+
+    Two commands in other words with the same key need the same memory.
     """
     from oomguard.engines.vllm.start_key import start_key as key
 
@@ -52,13 +55,12 @@ def start_key(launch: Launch) -> StartKey | None:
 
 
 def watched(launch: Launch, session: Path) -> Launch:
-    """Return the launch with what makes a plugin that is installed tell the arguments of the
-    engines that a program starts.
+    """Return the launch with the variables that make the plugin report the engines' arguments.
 
-    Nothing else is changed: where the program's Python has no oomguard nobody tells. The engine's
-    own commands tell their arguments by themselves, and inside another run the outer one is told.
+    Nothing else changes. If the program's Python has no oomguard, nothing is reported. vLLM's own
+    commands show their arguments in their flags. Inside another run, the outer run gets the report.
     """
-    if plugin.ACKNOWLEDGE in os.environ or plugin.SAID in os.environ:
+    if plugin.ACKNOWLEDGE in os.environ or plugin.LOG_FILE in os.environ:
         return launch
     if own_command(launch.argv) is not None:
         return noting(launch, session)
@@ -66,71 +68,76 @@ def watched(launch: Launch, session: Path) -> Launch:
 
 
 def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
-    """Return the launch that runs already with these variables: the engine's own commands tell
-    their arguments by themselves.
+    """Return a running launch with the variables with which it was started.
+
+    vLLM's own commands show their arguments in their flags, so they need fewer variables.
     """
     if own_command(launch.argv) is not None:
-        told = {plugin.SAID}
+        told = {plugin.LOG_FILE}
     else:
-        told = {plugin.SAID, plugin.REPORT, plugin.ACKNOWLEDGE}
+        told = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
     return replace(
         launch, env={**launch.env, **{name: value for name, value in env.items() if name in told}}
     )
 
 
 def telling(launch: Launch, session: Path) -> Launch:
-    """Return the launch of a new attempt, whose engines the plugin tells."""
+    """Return the launch of a new attempt in which the plugin reports the engines' arguments."""
     launch = noting(launch, session)
-    told = str(Path(launch.env[plugin.SAID]).with_name(_ACKNOWLEDGED))
+    told = str(Path(launch.env[plugin.LOG_FILE]).with_name(_ACKNOWLEDGED))
     return replace(
         launch,
-        env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told},
+        env={
+            **launch.env,
+            plugin.REPORT: json.dumps(reported_arguments()),
+            plugin.ACKNOWLEDGE: told,
+        },
     )
 
 
 def noting(launch: Launch, session: Path) -> Launch:
-    """Return the launch of a new attempt, of whose engines the plugin notes what vLLM logs,
-    wherever their output goes.
+    """Return the launch of a new attempt in which the plugin copies vLLM's log to a file.
+
+    So the log can be read wherever the engines' output goes.
     """
-    return replace(launch, env={**launch.env, plugin.SAID: str(_begin_attempt(session) / _SAID)})
+    return replace(
+        launch, env={**launch.env, plugin.LOG_FILE: str(_begin_attempt(session) / _SAID)}
+    )
 
 
 def said(launch: Launch) -> tuple[Line, ...]:
-    """Return what the engines of the launch logged, as lines, as far as the plugin noted it."""
-    noted = launch.env.get(plugin.SAID)
+    """Return the log lines of the launch's engines that the plugin copied."""
+    noted = launch.env.get(plugin.LOG_FILE)
     if noted is None:
         return ()
-    return noted_lines(Path(noted))
+    return logged_lines(Path(noted))
 
 
 def limits(launch: Launch) -> dict[str, int]:
-    """Return what a process of the launch's engines may have of memory by fact, as far as the
-    plugin noted one that is limited.
-    """
-    noted = launch.env.get(plugin.SAID)
+    """Return the memory limits of the launch's processes by fact, if the plugin reported any."""
+    noted = launch.env.get(plugin.LOG_FILE)
     if noted is None:
         return {}
-    return noted_limits(Path(noted))
+    return reported_limits(Path(noted))
 
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:
-    """Return the engines that the launch's program started, as far as the plugin told them."""
+    """Return the engines that the launch's program started, as the plugin reported them."""
     told = launch.env.get(plugin.ACKNOWLEDGE)
     if told is None:
         return ()
-    return told_engines(Path(told))
+    return reported_engines(Path(told))
 
 
 def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
-    """Return the variable of the environment that sets a setting over flag and argument, as a
-    setting in force; None without one.
-    """
+    """Return the environment variable that overrides a setting's flag; None without one."""
     return set_by_variable(launch, name, facts, os.environ)
 
 
 def carries(launch: Launch, name: str) -> bool:
-    """Return whether a setting may be carried into the engine of the launch: its version has it, or
-    its own sources show it.
+    """Return whether oomguard can change a setting in the launch's engine.
+
+    It can if the engine's version has the setting, or the engine's own sources show it.
     """
     from oomguard.engines.vllm.package import may_carry
 
@@ -138,22 +145,19 @@ def carries(launch: Launch, name: str) -> bool:
 
 
 def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
-    """Return the least length of a request that the command itself asks for, by the setting that
-    limits it.
-    """
+    """Return the shortest length that the command's own requests need, by the setting for it."""
     return request_lengths.asked_length(launch)
 
 
 def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
-    """Return the length that the engine refused under one of these settings, by setting; empty
-    where it refused none.
-    """
+    """Return the length that the engine refused under these settings; empty without a refusal."""
     return request_lengths.refused_length(text, settings)
 
 
 def _begin_attempt(session: Path) -> Path:
-    """Make the folder of the attempt that begins, and end those before it: what they left running
-    is changed no more.
+    """Make the folder of a new attempt and remove those before it.
+
+    Processes that an earlier attempt left running are not changed any more.
     """
     for ended in session.glob(f"{_ATTEMPT}*"):
         shutil.rmtree(ended, ignore_errors=True)

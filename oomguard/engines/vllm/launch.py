@@ -1,6 +1,4 @@
-"""Carrying patches to vLLM: by flags where the command is vLLM's own, else through the plugin in
-the child.
-"""
+"""Apply patches to vLLM: by flags in vLLM's own commands, otherwise through the plugin."""
 
 from __future__ import annotations
 
@@ -29,13 +27,14 @@ _PLUGIN_MODULE: Final = "oomguard_vllm_plugin"
 
 
 def is_own_command(argv: tuple[str, ...]) -> bool:
-    """Return whether the command itself hands settings to the engine, also behind wrappers."""
+    """Return whether the command itself gives the engine its settings, also behind wrappers."""
     return own_command(argv) is not None
 
 
 def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
-    """Return the settings that the launch gives; of a script's command only as evidence, since it
-    may ignore them.
+    """Return the settings that the launch gives.
+
+    The settings in a script's command line are only evidence: the script may ignore them.
     """
     own = own_command(launch.argv)
     if own is not None:
@@ -47,22 +46,22 @@ def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
 
 
 def carries(name: str) -> bool:
-    """Return whether vLLM has both a flag and an argument for a setting, so that any launch of it
-    can be changed.
+    """Return whether vLLM has both a flag and an argument for a setting.
+
+    Only then every kind of launch can be changed.
     """
     own = surfaces(NAME).get(name)
     return own is not None and bool(own.flags) and own.kwarg is not None
 
 
 def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-    """Return the launch with these settings: as flags on vLLM's own command, else as overrides for
-    the plugin.
+    """Return the launch with these settings: as flags, or as overrides for the plugin.
 
     Args:
         launch: the command as the user gave it.
         settings: the values to run with, by canonical name.
-        session: a folder of this run; the plugin goes there for children whose Python has no
-            oomguard, and a folder that is there for as long as the attempt lasts.
+        session: a folder of this run. It holds a copy of the plugin for children whose Python has
+            no oomguard, and a folder that exists only while the attempt runs.
     """
     launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
@@ -77,9 +76,7 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
 
 
 def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
-    """Return a line to paste that runs the launch with these settings, without oomguard run around
-    it.
-    """
+    """Return a shell line that runs the launch with these settings, without oomguard run."""
     launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
     if own is not None:
@@ -95,23 +92,23 @@ def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
 
 
 def took_effect(launch: Launch, session: Path) -> bool:
-    """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a
-    plugin acknowledged them.
+    """Return whether the settings of ``apply`` reached an engine.
+
+    Flags always do. Overrides do if a plugin confirmed them.
     """
     return is_own_command(launch.argv) or any(engine.changed for engine in started(launch))
 
 
 def reaches_scripts() -> bool:
-    """Return True: the plugin changes the engine arguments of an unchanged script."""
+    """Return True: the plugin changes the engine arguments of an unmodified script."""
     return True
 
 
 def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
-    """Keep what the last start of a session with figures measured, for the plans to come; False
-    where nothing can be kept.
+    """Store the measurements of a session's last start for later plans; False if it cannot.
 
     Raises:
-        InputError: where no start printed what its KV cache got.
+        InputError: no start printed the size of its KV cache.
     """
     from oomguard.estimate.start.calibration import Calibrations, keep_measured, measured_start
 
@@ -119,8 +116,9 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) ->
 
 
 def measured(sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
-    """Return the calibrations that these sessions (None: any) left, or those of a model, a line
-    each.
+    """Return the calibrations that these sessions stored, or those of a model, one line each.
+
+    ``sessions`` None: of any session.
     """
     from oomguard.estimate.start.calibration import Calibrations, learned
 
@@ -128,16 +126,14 @@ def measured(sessions: Collection[str] | None, model: str | None = None) -> tupl
 
 
 def forget_measured(sessions: Collection[str] | None, model: str | None = None) -> None:
-    """Drop the calibrations that ``measured`` returns."""
+    """Delete the calibrations that ``measured`` returns."""
     from oomguard.estimate.start.calibration import Calibrations, forget
 
     forget(Calibrations(), sessions, model)
 
 
 def _meant_for(launch: Launch) -> dict[str, str]:
-    """Return the variable that gives each engine its own change, where there are several engines;
-    else none.
-    """
+    """Return the variable that gives each of several engines its own change; empty for one."""
     changes = launch.engine_changes
     if len(changes) < 2 and all(change.order is None for change in changes):
         return {}
@@ -153,15 +149,13 @@ def _meant_for(launch: Launch) -> dict[str, str]:
 
 
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
-    """Return the settings as the arguments of this version of vLLM, in vLLM's units."""
+    """Return the settings as arguments of this vLLM version, in vLLM's units."""
     spelled = ((surface(name, NAME, version), value) for name, value in settings.items())
     return {own.kwarg: own.to_engine(value) for own, value in spelled if own.kwarg}
 
 
 def _carry(session: Path) -> Path:
-    """A folder for PYTHONPATH that holds the plugin and the metadata of its entry point, and
-    nothing else.
-    """
+    """Return a folder for PYTHONPATH with only the plugin and its entry-point metadata."""
     folder = session / "plugin"
     if not folder.exists():
         info = folder / f"{_PLUGIN_MODULE}-{__version__}.dist-info"

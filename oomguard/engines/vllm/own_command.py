@@ -1,8 +1,7 @@
-"""The command that hands settings to vLLM by itself: by flags, or by arguments in one of its flags;
-read, and changed.
+"""Read and change a command that gives vLLM settings in flags, or in one flag's value.
 
-It is found behind wrappers too. What is not found here is a program that starts the engine by its
-own means.
+The command is also found behind wrappers. A program that starts the engine in its own code is not
+found here.
 """
 
 from __future__ import annotations
@@ -27,25 +26,23 @@ from oomguard.engines.unwrap_command import Edit, InnerCommand, Unread, inner_co
 from oomguard.engines.vllm.config_file import ConfigFile, read_config_file
 from oomguard.estimate.start.start import VllmSettings
 
-# The command that serves a model with vLLM under given settings.
-
 
 def serve_command(
     model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()
 ) -> str:
-    """Return ``vllm serve`` for a shell.
+    """Return the ``vllm serve`` command for a shell.
 
     Args:
         model: the model.
         settings: vLLM's settings.
-        named: which of them are written, except those at the value they have anyway.
-        kept_words: flags that are no setting here, as they were typed.
+        named: the settings to write; a setting at its default is left out.
+        kept_words: flags that are not settings here, as the user typed them.
     """
     return shlex.join(["vllm", "serve", model, *serve_words(settings, named), *kept_words])
 
 
 def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
-    """Return the flags of the settings in ``named`` except those at the value they have anyway."""
+    """Return the flags of the settings in ``named``, without those at their default."""
     words: list[str] = []
     neutral = {field.name: field.default for field in fields(settings)}
     for name in surfaces("vllm"):
@@ -56,16 +53,17 @@ def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
 
 
 def _words(name: str, value: FactValue, version: str) -> list[str]:
-    """Return a setting's flag, with its values as a word each where it takes several; in versions
-    without it the object that holds it.
+    """Return a setting's flag with its values.
+
+    In versions without the flag, return the flag of the JSON object that contains the setting.
     """
     own = surfaces("vllm")[name]
-    said = flag_words(name, value, "vllm", version)
+    flag_and_value = flag_words(name, value, "vllm", version)
     if not own.many and not own.inside:
-        return said or []
+        return flag_and_value or []
     values = [int(word) for word in re.findall(r"\d+", str(value))]
-    if said is not None:
-        return [said[0], *map(str, values)]
+    if flag_and_value is not None:
+        return [flag_and_value[0], *map(str, values)]
     flag, key = own.inside[0]
     if own.many:
         return [flag, json.dumps({key: values})]
@@ -79,7 +77,7 @@ _MODULE: Final = "module:"
 
 @functools.cache
 def table() -> Mapping[str, Any]:
-    """Return the data of commands.toml."""
+    """Return the contents of commands.toml."""
     return next(iter(read_tables("vllm_commands", [_FILE]).values()))
 
 
@@ -90,9 +88,7 @@ class ByFlags:
     command: InnerCommand
 
     def config(self) -> ConfigFile | None:
-        """Return the file of flags that the command names, None where it names none or it cannot be
-        read.
-        """
+        """Return the file of flags that the command names; None without one, or if unreadable."""
         path = self._config_path()
         if path is None or isinstance(path, Unread) or self.command.is_elsewhere:
             return None
@@ -100,19 +96,19 @@ class ByFlags:
         return read_config_file(path, NAME, is_of_subcommand=not str(args[0]).startswith("-"))
 
     def settings(self) -> dict[str, SettingInForce]:
-        """Return the settings that it gives; a flag beats its file."""
+        """Return the settings that the command gives; a flag overrides its file."""
         given = {**self._model(), **settings_given(self.command.args, NAME, own=True)}
         if self.command.has_unread:
             given = {name: replace(setting, source="given") for name, setting in given.items()}
         if self._config_path() is None:
             return given
         file = self.config()
-        if file is None:  # a flag that is absent tells nothing then
+        if file is None:  # the unread file may set what no flag sets
             return {name: replace(setting, source="given") for name, setting in given.items()}
         return {**file.settings, **given}
 
     def changed(self, settings: Mapping[str, FactValue], version: str | None) -> tuple[str, ...]:
-        """Return the whole command line with these settings."""
+        """Return the whole command line with these settings changed."""
         args = self.command.args
         edits = list[Edit]()
         at_end = self.command.has_unread
@@ -121,9 +117,7 @@ class ByFlags:
         return self.command.change(_joined(edits))
 
     def _model(self) -> dict[str, SettingInForce]:
-        """Return the model that is named, which also tells that a command without any other setting
-        gives none.
-        """
+        """Return the model that the command names, as a setting; empty without one."""
         args = self.command.args
         flag = table()["model"]
         named = [
@@ -152,32 +146,30 @@ class ByFlags:
 
 @dataclass(frozen=True, slots=True)
 class ByArguments:
-    """A command that takes the engine's arguments as ``key=value,key=value``, or as JSON, in one of
-    its flags.
-    """
+    """A command that takes engine arguments in one flag, as ``key=value,key=value`` or as JSON."""
 
     command: InnerCommand
     row: Mapping[str, Any]
 
     @property
     def is_read(self) -> bool:
-        """Whether what the flag holds is known here: an argument that goes over a shell's word, or
-        over commas, is not.
+        """Return whether oomguard understands the flag's value.
+
+        It does not if an argument spans several words of the shell, or contains commas.
         """
         start, end, _flag = self._place()
         words = self.command.args[start:end]
         text = self._text()
-        if (
-            any(isinstance(word, Unread) for word in words)
-            or len([w for w in self.command.args if w in self.row["flags"]]) > 1
-        ):
+        has_unread_word = any(isinstance(word, Unread) for word in words)
+        flags_given = [word for word in self.command.args if word in self.row["flags"]]
+        if has_unread_word or len(flags_given) > 1:
             return False
         if self._arguments() and "{" in text:
             return text.startswith("{")
         return all("=" in part for part in text.split(",") if part)
 
     def settings(self) -> dict[str, SettingInForce]:
-        """Return the settings that it gives; it adds some of its own, so these are not all."""
+        """Return the settings that the flag gives; the command may add others of its own."""
         names = {own.kwarg: name for name, own in surfaces(NAME).items() if own.kwarg}
         found = {}
         for key, raw in self._arguments().items():
@@ -196,7 +188,7 @@ class ByArguments:
         return found
 
     def changed(self, settings: Mapping[str, FactValue], version: str | None) -> tuple[str, ...]:
-        """Return the whole command line with these settings."""
+        """Return the whole command line with these settings changed."""
         arguments: dict[str, Any] = dict(self._arguments())
         for name, value in settings.items():
             own = surface(name, NAME, version)
@@ -212,20 +204,21 @@ class ByArguments:
 
     def _edit(self, arguments: Mapping[str, Any]) -> Edit:
         start, end, flag = self._place()
+        pairs = [f"{key}={value}" for key, value in arguments.items()]
         if self._text().startswith("{"):
             words: tuple[str, ...] = (json.dumps(arguments),)
         elif end - start > 1:
-            words = tuple(f"{key}={value}" for key, value in arguments.items())
+            words = tuple(pairs)
         else:
-            words = (",".join(f"{key}={value}" for key, value in arguments.items()),)
-        return Edit(
-            start,
-            end,
-            (f"{flag}{words[0]}",) if flag.endswith("=") else words if not flag else (flag, *words),
-        )
+            words = (",".join(pairs),)
+        if flag.endswith("="):
+            words = (f"{flag}{words[0]}",)
+        elif flag:
+            words = (flag, *words)
+        return Edit(start, end, words)
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments as they are written: texts, or what JSON holds."""
+        """Return the arguments as written: texts, or the values of a JSON object."""
         text = self._text()
         if text.startswith("{"):
             try:
@@ -246,9 +239,7 @@ class ByArguments:
         return ",".join(words)
 
     def _place(self) -> tuple[int, int, str]:
-        """Return where the words of the arguments stand, and what has to stand before them in the
-        same edit.
-        """
+        """Return the start and end of the arguments' words, and the flag that an edit needs."""
         args = self.command.args
         flags = self.row["flags"]
         for at in reversed(range(len(args))):
@@ -265,7 +256,7 @@ class ByArguments:
 
 
 def own_command(argv: Sequence[str]) -> ByFlags | ByArguments | None:
-    """Return the one command that hands settings to vLLM; None without one, or with several."""
+    """Return the only command that gives vLLM settings; None without one, or with several."""
     found = [
         carrier for command in inner_commands(argv) if (carrier := _carrier(command)) is not None
     ]
@@ -302,7 +293,7 @@ def _holds(args: Sequence[str], when: Mapping[str, Any]) -> bool:
 
 
 def _joined(edits: Sequence[Edit]) -> list[Edit]:
-    """Return the edits with all words that are new at one place in one of them, in their order."""
+    """Return the edits with all words for one place joined into one edit, in their order."""
     joined: dict[tuple[int, int], Edit] = {}
     for edit in edits:
         key = (edit.start, edit.end)

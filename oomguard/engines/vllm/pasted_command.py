@@ -1,6 +1,4 @@
-"""A whole ``vllm serve`` command in the words of another one: its settings in the other's own
-options, and what is left of it.
-"""
+"""Translate a pasted ``vllm serve`` command into the options of ``oomguard plan``."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from oomguard.core.errors import InputError
 from oomguard.core.setting_spellings import flag_words, surface, surfaces, table_of
 from oomguard.engines.flag_table import AllFlags, all_flags
 
-# Modules that read a command of vLLM load where there is one: most plans name settings of ours
-# alone.
+# Modules that read vLLM commands are imported when needed: most plans use oomguard's options only.
 NAME: Final = "vllm"
 _MODEL: Final = "model"
 _LONG: Final = "--"
@@ -29,16 +26,15 @@ _CLOSE: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """A command's words in the options of ``plan``.
+    """A command's words as options of ``plan``.
 
     Attributes:
-        words: what is ours, with vLLM's settings as options.
-        not_counted: flags that take memory and are no option, as they were typed, each with its
-            reason.
-        kept: vLLM's flags that are no option, with their values, as they were typed: a command to
-            paste has them again.
-        unknown: the first flag that no version of vLLM has, None without one; ``nearest`` are flags
-            that it may stand for.
+        words: oomguard's options, with vLLM's settings translated.
+        not_counted: flags that take memory and have no option, as typed, each with its reason.
+        kept: vLLM's flags without an option, with their values, as typed; a command to paste
+            includes them again.
+        unknown: the first flag that no vLLM version has; None without one.
+        nearest: known flags with a similar name, if there is an unknown one.
     """
 
     words: list[str]
@@ -49,11 +45,11 @@ class Pasted:
 
 
 def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
-    """Read a command line that may be one of vLLM's, with or without ``vllm serve`` in front.
+    """Read a command line that may be vLLM's, with or without ``vllm serve`` in front.
 
     Args:
         words: the arguments.
-        options: the flags that are ours, and whether a value follows each.
+        options: oomguard's flags, and whether a value follows each.
 
     Raises:
         InputError: the file of ``--config`` cannot be read.
@@ -84,7 +80,7 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
         if name is None:
             if word.startswith("--"):
                 return Pasted(own, [], (), word.partition("=")[0], _nearest(word, options, flags))
-            own.append(word)  # a short form: click says what is wrong with it
+            own.append(word)  # a short form: click reports what is wrong with it
             at += 1
             continue
         end = _end_of_theirs(left, at, name, flags)
@@ -117,16 +113,14 @@ def _config_flags() -> set[str]:
 
 
 def _meant(settings: Mapping[str, str]) -> list[str]:
-    """Return settings by their names as words."""
+    """Return settings by name as words of a command line."""
     return [
         word for name, value in settings.items() for word in flag_words(name, value, NAME) or ()
     ]
 
 
 def _without_program(words: list[str]) -> list[str]:
-    """Return the words without the program that they begin with, ``vllm serve`` or a module, and
-    without variables before it.
-    """
+    """Return the words without variables and program at the start (``vllm serve`` or a module)."""
     programs = [tuple(program) for program in table_of(NAME, "server")["programs"]]
     for at in range(len(words) - 1):
         if (PurePath(words[at]).name, words[at + 1]) not in programs:
@@ -143,8 +137,9 @@ def _without_program(words: list[str]) -> list[str]:
 def _end_of_ours(
     words: Sequence[str], at: int, options: Mapping[str, bool], flags: AllFlags
 ) -> int | None:
-    """Return behind which word an option of ours ends, None where vLLM's own reading of it is
-    needed or it is none.
+    """Return the index after an option of oomguard.
+
+    None if it is not one, or if only vLLM's parser understands its value.
     """
     flag, equals, value = words[at].partition("=")
     if flag not in options:
@@ -166,9 +161,7 @@ def _end_of_ours(
 
 
 def _is_vllms_own(name: str, value: str, flags: AllFlags) -> bool:
-    """Whether a value has a form that only vLLM's parser takes: several words, ``32k``, or the word
-    for a value that it finds itself.
-    """
+    """Return whether only vLLM's parser takes a value: several words, ``32k``, or ``auto``."""
     own = surface(name.replace("-", "_"), NAME)
     return (
         name in flags.many
@@ -178,8 +171,9 @@ def _is_vllms_own(name: str, value: str, flags: AllFlags) -> bool:
 
 
 def _end_of_theirs(words: Sequence[str], at: int, name: str, flags: AllFlags) -> int:
-    """Return where the values of vLLM's flag end; several leave the last word where nothing else
-    can be the model.
+    """Return the index after the values of a vLLM flag.
+
+    If a flag takes several values and no other word can be the model, its last word is the model.
     """
     end = flags.end_of(words, at, name)
     if (
@@ -195,7 +189,7 @@ def _end_of_theirs(words: Sequence[str], at: int, name: str, flags: AllFlags) ->
 
 
 def _has_model(words: Sequence[str], flags: AllFlags) -> bool:
-    """Whether one of the words stands by itself, or names the model by its flag."""
+    """Return whether one of the words is a positional argument, or the model's flag."""
     at = 0
     while at < len(words):
         if words[at].startswith("-"):
@@ -212,13 +206,14 @@ def _has_model(words: Sequence[str], flags: AllFlags) -> bool:
 
 
 def _of_file(path: str) -> list[str]:
-    """Return the settings of a file of flags as words."""
+    """Return the settings of a ``--config`` file as words. Raises InputError."""
     from oomguard.engines.vllm.config_file import read_config_file
 
     file = read_config_file(path, NAME, is_of_subcommand=True)
     if file is None:
         raise InputError(
-            f"{path}: no file of vLLM's flags that can be read", hint="give the flags themselves"
+            f"{path}: cannot be read as a vLLM config file (YAML with vLLM's flags)",
+            hint="Give the flags on the command line instead.",
         )
     return [
         word
@@ -228,21 +223,21 @@ def _of_file(path: str) -> list[str]:
 
 
 def _as_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return vLLM's settings among its flags as options of ours."""
+    """Return the settings among vLLM's flags as options of oomguard."""
     found: list[str] = []
     if not words:
         return found
     from oomguard.engines.command import settings_given
 
     for name, given in settings_given(words, NAME, own=True).items():
-        said = flag_words(name, given.value, NAME)
-        if said is not None and said[0] in options:
-            found += said
+        flag_and_value = flag_words(name, given.value, NAME)
+        if flag_and_value is not None and flag_and_value[0] in options:
+            found += flag_and_value
     return found
 
 
 def _is_read(name: str, word: str, value: str) -> bool:
-    """Whether all that an object's flag holds is counted: its keys are those of settings."""
+    """Return whether oomguard counts all that a JSON flag sets: each key is a known setting."""
     keys = {
         key
         for own in surfaces(NAME).values()
@@ -260,7 +255,7 @@ def _is_read(name: str, word: str, value: str) -> bool:
 
 
 def _nearest(word: str, options: Collection[str], flags: AllFlags) -> tuple[str, ...]:
-    """Return the flags that a word may stand for, behind the dashes that it has."""
+    """Return known flags with a similar name, with the same leading dashes."""
     import difflib
 
     known = [*(option.removeprefix(_LONG) for option in options), *sorted(flags.names)]

@@ -1,16 +1,14 @@
-"""What runs inside vLLM: changes the engine arguments of an unchanged script, told by environment
-variables.
+"""Change the engine arguments of an unmodified script from inside vLLM.
 
-vLLM calls ``register`` through the entry-point group ``vllm.general_plugins`` in every process it
-starts, in every environment where oomguard is installed. So: standard library only, nothing at all
-unless our variable is set, and no exception ever (vLLM does not guard the call). The hook is where
-every front end turns arguments into a configuration (0.8.5 to 0.32; `make vllm-versions` looks);
-where another version has something else in its place nothing is hooked.
+vLLM calls ``register`` through the entry-point group ``vllm.general_plugins`` in every process that
+it starts, in every environment where oomguard is installed. vLLM does not guard this call. So the
+module imports only the standard library, does nothing unless one of our variables is set, and never
+raises. The hook is the method in which every front end turns arguments into a configuration (vLLM
+0.8.5 to 0.32; `make vllm-versions` checks it). If a version lacks it, nothing is hooked.
 
-Variables reach all that the command starts, and stay with what outlives it. So a change is made
-only while its attempt lasts, and only to the engines that it was computed for, where those are
-known. Where it is asked to, it tells which arguments an engine was started with, by the names it
-was given and no others.
+Every process that the command starts inherits the variables, also one that outlives it. So a change
+applies only while its attempt runs, and only to the engines that it was computed for, if those are
+known. If asked, the plugin reports the arguments of each engine, limited to the requested names.
 """
 
 from __future__ import annotations
@@ -24,46 +22,43 @@ import stat
 import sys
 from typing import Any
 
-# The entry points that vLLM loads, and what is hooked: a module, its class of engine arguments, and
-# a method of that.
+# The entry-point group that vLLM loads, and the hooked method: module, class of engine arguments,
+# method.
 GROUP = "vllm.general_plugins"
 HOOK = ("vllm.engine.arg_utils", "EngineArgs", "create_engine_config")
-# A JSON object: engine arguments and the values that they get.
+# A JSON object: engine arguments and their new values.
 OVERRIDES = "OOMGUARD_VLLM_OVERRIDES"
-# A JSON list: the models whose engines are changed, as the engine printed them; every engine where
-# it is not set.
+# A JSON list: the models whose engines are changed, as the engine printed them. If it is not set,
+# every engine is changed.
 MODELS = "OOMGUARD_VLLM_MODELS"
-# A JSON list: for each engine that failed its `model`, its `order` among those of its process, from
-# 1, and its own `overrides`. Where it is set, each engine gets its own; None stands for any model,
-# and for any order.
+# A JSON list with one row for each engine that failed: its `model`, its `order` among the engines
+# of its process (from 1), and its `overrides`. If it is set, each engine gets its own overrides.
+# null means any model, or any order.
 ENGINES = "OOMGUARD_VLLM_ENGINES"
-# A JSON list: the arguments that are told. Nothing else of an engine is.
+# A JSON list: the arguments that the plugin reports. It reports nothing else of an engine.
 REPORT = "OOMGUARD_VLLM_REPORT"
-# The file that is told what was changed, and what was seen. Its folder is there for as long as the
-# attempt lasts.
+# The file to which the plugin writes what it changed and saw. Its folder exists only while the
+# attempt runs.
 ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
-# Where a guard in the process that starts the engine listens.
+# The socket of the guard in the process that starts the engine.
 LISTENER = "OOMGUARD_VLLM_LISTENER"
-# The file that is told what vLLM logs, where `oomguard run` started the command. Its folder is that
-# of the attempt.
-SAID = "OOMGUARD_VLLM_SAID"
-# The file for a memory snapshot where an allocation fails, of `oomguard run --snapshot` or set by
-# hand.
+# The file to which the plugin copies vLLM's log records under `oomguard run`. Its folder is the
+# attempt's.
+LOG_FILE = "OOMGUARD_VLLM_SAID"
+# The file for a memory snapshot of a failed allocation: `oomguard run --snapshot`, or set by hand.
 SNAPSHOT = "OOMGUARD_SNAPSHOT"
 
 _MOST_CHARS = 65_536
 _MOST_ACKNOWLEDGED_BYTES = 1 << 20
 _MOST_TEXT_CHARS = 200
-# Where a configuration keeps what the engine goes on with.
+# The parts of a configuration that hold the engine's effective settings.
 _PARTS = ("cache_config", "scheduler_config", "model_config")
 
 _calls = 0
 
 
 def register() -> None:
-    """Hook vLLM's engine arguments where overrides are set, or a report is asked for, and tell a
-    guarded start; never raises.
-    """
+    """Hook vLLM's engine arguments if overrides or a report are requested; never raise."""
     _speak()
     _record_snapshot()
     try:
@@ -72,28 +67,25 @@ def register() -> None:
         if not (raw or asked) or _is_off():
             return
         if not raw and HOOK[0] not in sys.modules:
-            # a process that is given its configuration: nothing to tell, and nothing to import for
-            # it
+            # This process gets a finished configuration: no need to import vLLM's arguments.
             return
         _hook(_parsed(raw, dict) if raw else {}, _names(asked))
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong with us, the engine starts
-        if raw:  # what was only to be told of is no matter of the user's
+    except Exception as error:  # noqa: BLE001 - the engine starts whatever goes wrong here
+        if raw:  # without overrides only a report is lost, which the user did not ask for
             _say(error)
 
 
 def _speak() -> None:
-    """Tell the guarded start, or the run, that started this process what vLLM logs here; do nothing
-    without one.
-    """
-    if os.environ.get(LISTENER) or os.environ.get(SAID):
+    """Forward vLLM's log to the guarded start, or the run, that started this process, if any."""
+    if os.environ.get(LISTENER) or os.environ.get(LOG_FILE):
         with contextlib.suppress(Exception):
             from oomguard.engines.vllm.in_process import message_sender
 
-            message_sender.speak()
+            message_sender.start_sending()
 
 
 def _record_snapshot() -> None:
-    """Have torch record for a memory snapshot in this process, where one is asked for."""
+    """Let torch record for a memory snapshot in this process, if one is requested."""
     path = os.environ.get(SNAPSHOT)
     if path and not _is_off():
         with contextlib.suppress(Exception):
@@ -107,38 +99,39 @@ def _is_off() -> bool:
 
 
 def _say(error: Exception) -> None:
-    """Log why no change was made, on one line: a traceback would be taken for the engine's."""
+    """Log on one line why nothing was changed; a traceback would look like the engine's."""
     try:
         reason = str(error).partition("\n")[0][:200]
         logging.getLogger("oomguard").warning(
-            "the overrides did not reach vLLM: %s: %s", type(error).__name__, reason
+            "oomguard did not change vLLM's arguments: %s: %s", type(error).__name__, reason
         )
-    except Exception:  # noqa: BLE001, S110 - a handler of the user's that raises
+    except Exception:  # noqa: BLE001, S110 - a logging handler of the user raised
         pass
 
 
 def _parsed(raw: str, kind: type) -> Any:
     if len(raw) > _MOST_CHARS:
-        raise ValueError(f"{len(raw)} characters of JSON")
+        raise ValueError(f"the JSON text has {len(raw)} characters, at most {_MOST_CHARS} are read")
     found = json.loads(raw)
     if not isinstance(found, kind):
-        raise TypeError(f"a JSON {kind.__name__} is expected, not {type(found).__name__}")
+        raise TypeError(f"expected a JSON {kind.__name__}, got {type(found).__name__}")
     return found
 
 
 def _names(asked: str | None) -> list[str]:
-    """Return the arguments that are to be told; none where they cannot be read: a report is no
-    reason to lose a change.
+    """Return the arguments to report; none if the list cannot be read.
+
+    An unreadable list must not prevent a change.
     """
     try:
         if asked == "all":
-            from oomguard.engines.vllm.plugin_messages import arguments_told
+            from oomguard.engines.vllm.plugin_messages import reported_arguments
 
-            return arguments_told()
+            return reported_arguments()
         if asked:
             return [name for name in _parsed(asked, list) if _is_name(name)]
         return []
-    except Exception:  # noqa: BLE001 - as said
+    except Exception:  # noqa: BLE001 - see the docstring
         return []
 
 
@@ -157,7 +150,7 @@ def _hook(overrides: dict[str, object], reported: list[str]) -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: object, *args: object, **kwargs: object) -> object:
-        global _calls  # noqa: PLW0603 - of this process
+        global _calls  # noqa: PLW0603 - a count for this process
         _calls += 1
         order = _calls
         model = None
@@ -180,8 +173,10 @@ def _hook(overrides: dict[str, object], reported: list[str]) -> None:
 
 
 def _hookable(owner: type) -> Any:
-    """Return the method to hook; raises TypeError for what another version, or another plugin, has
-    put in its place.
+    """Return the method to hook.
+
+    Raises:
+        TypeError: another version, or another plugin, has replaced it with something else.
     """
     import inspect
 
@@ -191,7 +186,7 @@ def _hookable(owner: type) -> Any:
         or inspect.iscoroutinefunction(found)
         or inspect.isgeneratorfunction(found)
     ):
-        raise TypeError(f"{HOOK[1]}.{HOOK[2]} is no plain method here")
+        raise TypeError(f"{HOOK[1]}.{HOOK[2]} is not a plain method here")
     parameters = [*inspect.signature(found, follow_wrapped=False).parameters.values()]
     if not parameters or parameters[0].kind in {
         parameters[0].KEYWORD_ONLY,
@@ -202,9 +197,7 @@ def _hookable(owner: type) -> Any:
 
 
 def _report(holder: object, names: list[str], what: str, order: int, model: object) -> None:
-    """Tell which arguments an engine was started with that differ from their defaults, or what its
-    configuration made of them.
-    """
+    """Report an engine's arguments that differ from their defaults, or its configuration."""
     if not names or _is_over():
         return
     if what == "arguments":
@@ -237,14 +230,14 @@ def _report(holder: object, names: list[str], what: str, order: int, model: obje
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value may be told as it is: a switch, a number, a short text."""
+    """Return whether a value may be reported unchanged: a switch, a number or a short text."""
     if isinstance(value, str):
         return len(value) <= _MOST_TEXT_CHARS
     return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _change(arguments: object, overrides: dict[str, object], order: int) -> None:
-    """Change engine arguments: fields that there are, to values of their kind."""
+    """Set the engine's arguments: existing fields only, values of their type only."""
     import dataclasses
 
     if _is_over():
@@ -262,16 +255,14 @@ def _change(arguments: object, overrides: dict[str, object], order: int) -> None
             value = fitting(getattr(arguments, field.name), overrides[field.name])
             setattr(arguments, field.name, value)
             applied[field.name] = overrides[field.name]
-        except Exception as error:  # noqa: BLE001 - the other ones may be set
+        except Exception as error:  # noqa: BLE001 - the other arguments may still be set
             _say(error)
     if applied:
         _tell({"pid": os.getpid(), "order": order, "applied": applied})
 
 
 def _of_engine(model: object, order: int) -> dict[str, object]:
-    """Return the overrides of the engine with this model that is the ``order``-th of
-    its process.
-    """
+    """Return the overrides of the ``order``-th engine of its process, with this model."""
     found: dict[str, object] = {}
     for row in _parsed(os.environ[ENGINES], list):
         named = row["model"]
@@ -285,16 +276,14 @@ def _of_engine(model: object, order: int) -> dict[str, object]:
 
 
 def _is_over() -> bool:
-    """Whether the attempt that the change is for has ended: what was started in it may go on, and
-    start an engine again.
-    """
+    """Return whether the attempt has ended: a process that outlives it may start engines."""
     path = os.environ.get(ACKNOWLEDGE)
-    # no import that is not needed
+    # os.path, because pathlib would be an additional import in every process of vLLM.
     return path is not None and path != "" and not os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
 def _is_meant(model: object) -> bool:
-    """Whether an engine of this model is to be changed."""
+    """Return whether an engine of this model is to be changed."""
     raw = os.environ.get(MODELS)
     if raw is None:
         return True
@@ -305,8 +294,9 @@ def _is_meant(model: object) -> bool:
 
 
 def _is_same(model: str, printed: str) -> bool:
-    """Whether a model is the one that an engine printed: a name of the hub may be printed as its
-    folder in the cache.
+    """Return whether a model is the one that an engine printed.
+
+    An engine may print a Hub name as the path of its folder in the cache.
     """
     if model == printed or "--".join(("models", *model.split("/"))) in printed.split("/"):
         return True
@@ -314,36 +304,31 @@ def _is_same(model: str, printed: str) -> bool:
 
 
 def fitting(old: object, new: object) -> object:
-    """Return the value as the argument takes it; raises TypeError for one of another kind."""
+    """Return the value in the argument's type. Raises TypeError if it has another type."""
     if isinstance(new, bool):
         fits = old is None or isinstance(old, bool)
     elif isinstance(new, (int, float)):
         fits = math.isfinite(new) and not isinstance(old, (bool, list, tuple, dict))
     elif isinstance(new, str):
         if new.startswith("{") and (old is None or isinstance(old, dict)):
-            return _parsed(
-                new, dict
-            )  # an argument that is text on the command line, an object here
+            # JSON text on the command line becomes an object here.
+            return _parsed(new, dict)
         fits = not isinstance(old, (bool, int, float, list, tuple, dict))
     else:
         fits = False
     if not fits:
-        raise TypeError(
-            f"a value of the type {type(new).__name__} in place of {type(old).__name__}"
-        )
+        raise TypeError(f"a value of type {type(new).__name__} does not fit {type(old).__name__}")
     return new
 
 
 def _tell(row: dict[str, object]) -> None:
-    """Tell the supervisor one thing: a line appended to the file it named, a regular file and no
-    other.
-    """
+    """Append a line to the file that the supervisor named, if it is a regular file."""
     path = os.environ.get(ACKNOWLEDGE)
     if not path:
         return
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            return  # a FIFO would wait for a reader, and opening a device may do something
+            return  # opening a FIFO waits for a reader, and opening a device may have side effects
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags, 0o600)

@@ -1,6 +1,4 @@
-"""What the plugin told of the engines that a program started: their arguments, what vLLM made of
-them, and what was changed.
-"""
+"""Read what the plugin reported of the engines that a program started."""
 
 from __future__ import annotations
 
@@ -22,17 +20,16 @@ _MOST_BYTES: Final = 5 << 20
 _LIMITS: Final = ("process_data_limit_bytes", "host_available_bytes")
 
 
-def arguments_told() -> list[str]:
-    """Return the names that the plugin is asked for: the arguments of the settings that are known
-    here, and no others.
-    """
+def reported_arguments() -> list[str]:
+    """Return the argument names that the plugin is to report: those of known settings only."""
     rows = [own for newest in surfaces(_ENGINE).values() for own in (newest, *newest.others)]
     return list(dict.fromkeys(own.kwarg for own in rows if own.kwarg is not None))
 
 
-def told_engines(path: Path) -> tuple[StartedEngine, ...]:
-    """Return the engines that a file of the plugin tells, in the order of their starts; leave out
-    any other line.
+def reported_engines(path: Path) -> tuple[StartedEngine, ...]:
+    """Return the engines in the plugin's file, in the order of their starts.
+
+    Lines that are not valid reports are skipped.
     """
     try:
         lines = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
@@ -61,17 +58,13 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
     )
 
 
-def noted_lines(path: Path) -> tuple[Line, ...]:
-    """Return what a file of the plugin says that vLLM logged, as lines of a log; leave out any
-    other line of it.
-    """
+def logged_lines(path: Path) -> tuple[Line, ...]:
+    """Return vLLM's log records in the plugin's file, as lines of a log."""
     return lines_of(_noted(path))
 
 
-def noted_limits(path: Path) -> dict[str, int]:
-    """Return the least that processes of vLLM said they may have of memory, by the fact that it is;
-    empty where none is limited.
-    """
+def reported_limits(path: Path) -> dict[str, int]:
+    """Return the lowest memory limits that processes of vLLM reported, by fact."""
     found: dict[str, int] = {}
     for row in _noted(path):
         limits = row.get("limits")
@@ -102,8 +95,9 @@ def _noted(path: Path) -> list[dict[str, Any]]:
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
-    """Return the engine's arguments as canonical settings, in our units; leave out what has no
-    setting.
+    """Return the engine's arguments as canonical settings in oomguard's units.
+
+    Arguments without a setting are left out.
     """
     names = {
         own.kwarg: name

@@ -1,6 +1,4 @@
-"""How long the requests are that a command makes: by its own flags, and by the engine's refusal of
-one that was too long.
-"""
+"""Find the request lengths that a command needs, from its flags and from refusals."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ _MOST_DIGITS: Final = 9
 
 
 def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
-    """Return the least length of a request that the command itself asks for, by the setting that
-    limits it; empty if none is told.
+    """Return the shortest length that the command's own requests need, by the setting for it.
+
+    The mapping is empty if the command states no length.
     """
     found = [
         need for command in inner_commands(launch.argv) for need in _needs(command) if need.value
@@ -32,11 +31,10 @@ def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
 
 
 def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
-    """Return the length that the engine refused under one of these settings; empty where it refused
-    none.
+    """Return the length that the engine refused under these settings; empty without a refusal.
 
-    A refusal under another length than ours is not due to us. Where it names no figure, any shorter
-    length is refused: ``inf``.
+    A refusal under another limit than ours does not count. If the refusal prints no length, any
+    lower limit would be refused, so the least length is ``inf``.
     """
     name = table()["refusals"]["setting"]
     for pattern in _patterns() if name in settings else ():
@@ -46,7 +44,11 @@ def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str,
                 continue
             asked = named.get("asked")
             needed = named.get("needed")
-            tokens = int(asked) if asked else int(needed) + 1 if needed else math.inf
+            tokens = math.inf
+            if asked:
+                tokens = int(asked)
+            elif needed:
+                tokens = int(needed) + 1
             return {name: LeastValue(tokens, "a request of this run needs")}
     return {}
 
@@ -69,15 +71,19 @@ def _needs(command: InnerCommand) -> list[LeastValue]:
 
 
 def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> LeastValue:
-    tokens, said = 0, []
+    tokens = 0
+    shown: list[str] = []
     for part in row["parts"]:
         flag = next((flag for flag in part["flags"] if _count(given.get(flag)) is not None), None)
-        tokens += part.get("other", 0) if flag is None else _count(given[flag]) or 0
-        said += [f"{flag} {given[flag]}"] if flag is not None else []
+        if flag is None:
+            tokens += part.get("other", 0)
+        else:
+            tokens += _count(given[flag]) or 0
+            shown.append(f"{flag} {given[flag]}")
     share = given.get(row.get("stretch", ""), "")
     if re.fullmatch(r"0?\.\d{1,6}|1(?:\.0)?", share):
         tokens = math.ceil(tokens * (1 + float(share)))
-    return LeastValue(tokens, f"the command asks for ({' '.join(said) or 'by default'})")
+    return LeastValue(tokens, f"the command asks for ({' '.join(shown) or 'by default'})")
 
 
 def _count(text: str | None) -> int | None:
@@ -87,7 +93,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _numbers(args: Sequence[str]) -> dict[str, str]:
-    """Return the value of each long flag; of a repeated one the last."""
+    """Return the value of each long flag; the last one if a flag is repeated."""
     found: dict[str, str] = {}
     for i, word in enumerate(args):
         flag, equals, value = word.partition("=")

@@ -1,6 +1,4 @@
-"""Which calls of vLLM a watch gives a row: those of ``LLM`` that answer prompts. Nothing about them
-is changed.
-"""
+"""Intercept the calls of ``LLM`` that a watch records; they are not changed."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from oomguard.engines.protocol import SeenCallHandler, SizeOfCall
 
 _MODULE: Final = "vllm.entrypoints.llm"
 _OWNER: Final = "LLM"
-# Each has its prompts, conversations or texts as the first argument; a version has some of them.
+# The first argument of each has prompts, conversations or texts. Not every version has all of them.
 METHODS: Final = (
     "generate",
     "chat",
@@ -29,8 +27,9 @@ _handlers: list[SeenCallHandler] = []
 
 
 def watch(handler: SeenCallHandler) -> None:
-    """Have these calls go through ``handler``, now or once the module is imported; once per
-    process.
+    """Route these calls through ``handler``, now or once the module is imported.
+
+    Only the first call in a process has an effect.
     """
     if _handlers:
         return
@@ -53,9 +52,7 @@ def _wrap(module: Any) -> None:
 
 
 def _size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
-    """Return how many prompts a call has, and the tokens that each may generate where all may as
-    many.
-    """
+    """Return the number of prompts, and the new tokens of each if all have the same limit."""
     if args:
         prompts = args[0]
     else:
@@ -69,8 +66,9 @@ def _size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
 
 
 def _rows(prompts: Any) -> int | None:
-    """Return how many prompts these are: a text, a record, a list of token ids and a conversation
-    are one.
+    """Return the number of prompts.
+
+    A text, a record, a list of token ids and a conversation each count as one.
     """
     if isinstance(prompts, (str, Mapping)):
         return 1

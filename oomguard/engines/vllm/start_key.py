@@ -1,5 +1,6 @@
-"""What decides the memory of a server's start, whoever words it: two commands for which that is the
-same start alike.
+"""Reduce a ``vllm serve`` command to what determines the memory of its start.
+
+Two commands with the same key are the same start, however they are written.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ _SERVE: Final = ("vllm", "serve")
 
 
 def start_key(launch: Launch) -> StartKey | None:
-    """Return what decides the memory of a ``vllm serve``: model, settings, other flags that take
-    memory, variables.
+    """Return the key of a ``vllm serve``: model, settings, other flags with memory, variables.
 
-    None for any other command, and where a word cannot be read, or is a flag that no version is
-    known to have. Where a server listens, how it is named, its keys and logs make no difference.
+    None for any other command, for a word that cannot be read, and for a flag that no known version
+    has. Address, served name, API keys and logging flags do not change the key.
     """
     own = own_command(launch.argv)
     if not isinstance(own, ByFlags) or (own.command.program, *own.command.args[:1]) != _SERVE:
@@ -41,8 +41,9 @@ def start_key(launch: Launch) -> StartKey | None:
 
 
 def _others(words: tuple[str, ...], flags: AllFlags) -> Iterator[str | None]:
-    """Yield each flag that takes memory and is no setting, with its value; None for one that is not
-    known.
+    """Yield each flag that takes memory and is not a setting, with its value.
+
+    Yield None for an unknown flag, and end.
     """
     at = 0
     while at < len(words):

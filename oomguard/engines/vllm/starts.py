@@ -1,8 +1,8 @@
-"""Which calls of vLLM start an engine: every front end goes through one of these.
+"""Intercept the vLLM calls that start an engine; every front end goes through one of them.
 
-``LLM(...)`` and its subclasses call ``LLMEngine.from_engine_args``; ``LLMEngine(...)`` and
-``AsyncLLM(...)``, also by ``from_vllm_config``, get a configuration that is made already: their
-failure is explained, and nothing can be changed.
+``LLM(...)`` and its subclasses call ``LLMEngine.from_engine_args``. ``LLMEngine(...)`` and
+``AsyncLLM(...)``, also through ``from_vllm_config``, get a finished configuration. oomguard
+explains their failure but cannot change anything.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.start_attempt import StartHandler
+if TYPE_CHECKING:
+    from oomguard.engines.start_attempt import StartHandler
 
 # Module, and function in it.
 WATCHED: Final = (
@@ -25,8 +26,9 @@ _handlers: list[StartHandler] = []
 
 
 def watch(handler: StartHandler) -> None:
-    """Have every watched start go through ``handler``, now or once its module is imported; once per
-    process.
+    """Route every start through ``handler``, now or once its module is imported.
+
+    Only the first call in a process has an effect.
     """
     if _handlers:
         return
@@ -36,9 +38,8 @@ def watch(handler: StartHandler) -> None:
     for module in dict.fromkeys(module for module, _ in WATCHED):
         wrap = functools.partial(_wrap, [name for own, name in WATCHED if own == module])
         if module in sys.modules:
-            wrap(
-                importlib.import_module(module)
-            )  # waits where another thread is still importing it
+            # import_module waits if another thread is still importing it.
+            wrap(importlib.import_module(module))
         else:
             wrapt.register_post_import_hook(wrap, module)
 

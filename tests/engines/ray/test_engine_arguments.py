@@ -74,7 +74,7 @@ def test_a_whole_serve_file_is_patched_where_its_one_engine_stands():
 
 def test_a_serve_file_of_several_engines_is_refused_with_their_names():
     with pytest.raises(
-        oomguard.SettingError, match="2 engines: m1, m2; a patch is of one"
+        oomguard.SettingError, match=r"2 engines \(m1, m2\), but a patch changes only one"
     ) as caught:
         oomguard.ray_patched(serve_file(M1, M2), {"max_model_len": 1792})
     assert "['llm_configs'][0]" in str(caught.value.hint)
@@ -88,7 +88,10 @@ def test_a_serve_file_without_an_engine_is_refused(subtests):
         {"applications": [{"args": None}, 1]},
         {"llm_configs": []},
     ]:
-        with subtests.test(file=file), pytest.raises(oomguard.SettingError, match="no llm_configs"):
+        with (
+            subtests.test(file=file),
+            pytest.raises(oomguard.SettingError, match="no engine in llm_configs"),
+        ):
             oomguard.ray_patched(file, {"max_model_len": 1792})
 
 
@@ -121,7 +124,7 @@ def test_what_are_no_patches_is_a_clear_error(subtests):
     ]:
         with (
             subtests.test(name),
-            pytest.raises(oomguard.SettingError, match="patches are a diagnosis"),
+            pytest.raises(oomguard.SettingError, match="patches must be a diagnosis"),
         ):
             oomguard.ray_patched(Config(), patches)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from oomguard.engines.transformers.call_state import put_together  # noqa: E402
+from oomguard.engines.transformers.call_state import join_row_state  # noqa: E402
 
 ROWS = 6
 
@@ -16,19 +16,19 @@ def test_each_row_s_value_is_left_in_its_place(subtests):
             model = torch.nn.Sequential(torch.nn.Linear(2, 2))
             whole, kept = torch.arange(ROWS)[:, None], {}
             for start, stop in parts:
-                with put_together(model, kept, start, ROWS - stop):
+                with join_row_state(model, kept, start, ROWS - stop):
                     model[0].rope_deltas = whole[start:stop]
             assert model[0].rope_deltas.tolist() == whole.tolist()
 
 
 def test_a_part_that_fails_is_not_among_them():
     model, kept = torch.nn.Linear(2, 2), {}
-    with put_together(model, kept, 0, 4):
+    with join_row_state(model, kept, 0, 4):
         model.rope_deltas = torch.tensor([[1], [2]])
-    with pytest.raises(RuntimeError), put_together(model, kept, 2, 0):
+    with pytest.raises(RuntimeError), join_row_state(model, kept, 2, 0):
         model.rope_deltas = torch.tensor([[0], [0], [0], [0]])
         raise RuntimeError("out of memory")
-    with put_together(model, kept, 2, 0):
+    with join_row_state(model, kept, 2, 0):
         model.rope_deltas = torch.tensor([[3], [4], [5], [6]])
     assert model.rope_deltas.flatten().tolist() == [1, 2, 3, 4, 5, 6]
 
@@ -36,6 +36,6 @@ def test_a_part_that_fails_is_not_among_them():
 def test_a_model_that_keeps_nothing_is_left_as_it_is():
     model, kept = torch.nn.Linear(2, 2), {}
     for start in (0, 3):
-        with put_together(model, kept, start, 3 - start):
+        with join_row_state(model, kept, start, 3 - start):
             pass
     assert not hasattr(model, "rope_deltas")

@@ -10,7 +10,7 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.transformers.chunked_forward import begins_padded  # noqa: E402
+from oomguard.engines.transformers.chunked_forward import has_leading_padding  # noqa: E402
 from oomguard.engines.transformers.inputs import why_packed  # noqa: E402
 from oomguard.engines.transformers.media import media_of  # noqa: E402
 from oomguard.estimate.call.fake_generate import is_full  # noqa: E402
@@ -46,7 +46,7 @@ CASES = {
     "positions": lambda: why_packed(
         {"position_ids": POSITIONS, "attention_mask": MASK},
     ),
-    "padding before a row": lambda: begins_padded(MASK),
+    "padding before a row": lambda: has_leading_padding(MASK),
     "what a mask hides": lambda: is_full(MASK),
 }
 POSITIONS = torch.arange(16).expand(ROWS, -1)

@@ -69,7 +69,7 @@ def test_media_that_tokens_do_not_count_are_not_cut(subtests):
         ("a list", {"pixel_values": [torch.zeros(3, 8, 8)] * 2}, rows(4, 4)),
     ]:
         with subtests.test(name):
-            assert "not known to belong to the text row by row" in media_of(model(), given, ids)
+            assert "does not know which rows the argument" in media_of(model(), given, ids)
 
 
 def test_a_model_without_a_token_for_images_is_not_cut():
@@ -90,7 +90,7 @@ def test_a_call_of_a_model_is_cut_with_its_images():
     given = {"attention_mask": torch.ones_like(ids), **flat((1, 4, 4), (1, 4, 4))}
     call = ForwardCall.of(Seeing().eval(), (ids,), given)
 
-    assert "Seeing is code of your own" in call.not_splittable
+    assert "Seeing is your own code" in call.not_splittable
     args, kwargs = call.part(1, 2)
     assert (
         args[0].shape[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from oomguard.engines.transformers.random_draws import Draws, states_now  # noqa: E402
+from oomguard.engines.transformers.random_draws import Draws, generator_states  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 ROWS, TOKENS, STEPS = 12, 97, 3
@@ -25,7 +25,7 @@ def test_parts_draw_what_all_rows_draw_together(device, number, each, dtype):
     noise = torch.rand(ROWS * each, TOKENS, generator=torch.Generator().manual_seed(2))
     given = noise.to(place, dtype).softmax(-1)
     torch.manual_seed(11)
-    began = states_now(place)
+    began = generator_states(place)
     whole, after = drawn(given, number), torch.rand(2, device=place)
 
     torch.manual_seed(99)  # wherever the failed call has left it
@@ -56,7 +56,7 @@ def test_what_cannot_be_repeated_is_a_problem(subtests):
         ),
     ]:
         with subtests.test(name):
-            draws = Draws(states_now(None), ROWS, may_draw=True)
+            draws = Draws(generator_states(None), ROWS, may_draw=True)
             with draws.of_rows(0, 5):
                 draw(torch.ones(5, TOKENS))
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_repeated_is_a_problem(subtests):
 
 
 def test_a_part_that_draws_nothing_leaves_the_generators_where_they_are():
-    draws = Draws(states_now(None), ROWS, may_draw=True)
+    draws = Draws(generator_states(None), ROWS, may_draw=True)
     torch.manual_seed(4)
     before = torch.get_rng_state()
     with draws.of_rows(0, 5):
@@ -78,7 +78,7 @@ def test_a_part_on_the_cpu_never_holds_the_noise_of_other_rows():
     given = torch.ones(2, 5_000)
     peaks = {}
     for rows in (2, 400):
-        draws = Draws(states_now(None), rows, may_draw=True)
+        draws = Draws(generator_states(None), rows, may_draw=True)
         with draws.of_rows(0, 2):
             torch.multinomial(given, 1)  # what is looked up once for a device is
         with limit_memory("1 GiB") as device, draws.of_rows(0, 2):

@@ -52,7 +52,7 @@ def test_classes_that_most_programs_use_are_known(call):
     assert [name for name in INDEPENDENT[call] if known.get(name) != ""] == []
     assert (
         known["NllbMoeForConditionalGeneration"]
-        == "its experts take a number of tokens of the whole batch"
+        == "its experts share a fixed token capacity across the batch"
     )
 
 

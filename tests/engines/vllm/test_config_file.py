@@ -85,7 +85,9 @@ def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
     path = config(tmp_path, "max-model-len: 5\nport: 1\nmax-model-len: 6\n")
     assert values(path) == {"max_model_len": 6}
     assert read(path).repeated == ("max-model-len",)
-    assert read(path).settings["max_model_len"].source.endswith("stands twice: the last one counts")
+    assert (
+        read(path).settings["max_model_len"].source.endswith("sets it twice: the last value counts")
+    )
 
 
 def test_a_flag_beats_the_file_and_each_says_where_it_stands(tmp_path):

@@ -33,17 +33,21 @@ def test_a_hook_that_is_gone_or_of_another_kind_is_told(subtests, vllm_tree):
         (
             "    def create_engine_config(self, ",
             "    @classmethod\n    def create_engine_config(cls, ",
-            "is no plain method",
+            "is not a plain method",
         ),
         (
             "    def create_engine_config",
             "    async def create_engine_config",
-            "is no plain method",
+            "is not a plain method",
         ),
         ("class EngineArgs", "class ServerArgs", "it has no EngineArgs"),
-        ("@dataclass\nclass EngineArgs", "class EngineArgs", "is no dataclass"),
+        ("@dataclass\nclass EngineArgs", "class EngineArgs", "is not a dataclass"),
         ("        load_general_plugins()", "        pass", "do not call load_general_plugins"),
-        ('"vllm.general_plugins"', '"vllm.plugins"', "no entry points of vllm.general_plugins"),
+        (
+            '"vllm.general_plugins"',
+            '"vllm.plugins"',
+            "not load the entry points vllm.general_plugins",
+        ),
     ]:
         with subtests.test(old=old, new=new, problem=problem):
             assert problem in (read_sources(vllm_tree(old, new)).hook_problem or "")

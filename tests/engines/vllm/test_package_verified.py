@@ -110,7 +110,7 @@ def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(
 
             assert (
                 logs[0]["reason"]
-                == f"vLLM {UNKNOWN} is not a version that is known here, and its sources are not found on this machine"
+                == f"oomguard does not know vLLM {UNKNOWN} and did not find its sources on this machine"
             )
 
 

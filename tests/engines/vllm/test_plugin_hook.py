@@ -81,7 +81,7 @@ def test_what_is_no_plain_method_is_left_as_it_is_and_said(
             assert inspect.getattr_static(made, "create_engine_config") is other
             assert call(made()) == 8192
             assert (
-                "the overrides did not reach vLLM: TypeError: EngineArgs.create_engine_config is no plain method"
+                "oomguard did not change vLLM's arguments: TypeError: EngineArgs.create_engine_config is not a plain method"
                 in caplog.text
             )
 
@@ -93,7 +93,7 @@ def test_a_method_that_is_gone_is_said(engine_args, monkeypatch, caplog):
 
     assert made().make_engine_config() == 8192
     assert not hasattr(made, "create_engine_config")
-    assert "the overrides did not reach vLLM" in caplog.text
+    assert "oomguard did not change vLLM's arguments" in caplog.text
 
 
 def test_a_class_that_is_gone_is_said(engine_args, monkeypatch, caplog):
@@ -102,7 +102,7 @@ def test_a_class_that_is_gone_is_said(engine_args, monkeypatch, caplog):
     del sys.modules[plugin.HOOK[0]].EngineArgs
     plugin.register()
 
-    assert "the overrides did not reach vLLM: AttributeError" in caplog.text
+    assert "oomguard did not change vLLM's arguments: AttributeError" in caplog.text
 
 
 def test_arguments_that_a_newer_version_adds_are_passed_on(engine_args, monkeypatch):

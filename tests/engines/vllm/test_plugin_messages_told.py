@@ -12,7 +12,7 @@ from oomguard.engines.command import Launch
 from oomguard.engines.start_attempt import EngineChange
 from oomguard.engines.vllm import insight, plugin
 from oomguard.engines.vllm import launch as vllm
-from oomguard.engines.vllm.plugin_messages import arguments_told, told_engines
+from oomguard.engines.vllm.plugin_messages import reported_arguments, reported_engines
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 
@@ -75,13 +75,16 @@ def test_a_process_that_makes_no_engine_imports_nothing_for_the_report(tmp_path)
 
 
 def test_the_plugin_is_asked_for_known_settings_and_no_others():
-    assert "max_model_len" in arguments_told()
-    assert not {"hf_token", "api_key", "hf_overrides"} & set(arguments_told())
+    assert "max_model_len" in reported_arguments()
+    assert not {"hf_token", "api_key", "hf_overrides"} & set(reported_arguments())
 
 
 def test_of_the_engine_s_own_command_only_what_vllm_logs_is_noted(tmp_path):
     launch = insight.watched(Launch(("env", "A=1", "vllm", "serve", "m")), tmp_path)
-    assert (launch.argv, list(launch.env)) == (("env", "A=1", "vllm", "serve", "m"), [plugin.SAID])
+    assert (launch.argv, list(launch.env)) == (
+        ("env", "A=1", "vllm", "serve", "m"),
+        [plugin.LOG_FILE],
+    )
 
 
 def test_inside_another_run_the_outer_one_is_told(tmp_path, monkeypatch):
@@ -172,6 +175,6 @@ def test_lines_that_are_none_are_left_out(tmp_path):
         '{"pid": 1, "order": 1, "model": "a", "config": {"max_model_len": 5, "z": [1]}}',
     ]
     path.write_text("\n".join(rows))
-    (told,) = told_engines(path)
+    (told,) = reported_engines(path)
     assert (told.model, told.in_effect, told.arguments) == ("a", {"max_model_len": 5}, None)
-    assert told_engines(tmp_path / "none") == ()
+    assert reported_engines(tmp_path / "none") == ()

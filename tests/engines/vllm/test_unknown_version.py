@@ -57,7 +57,7 @@ def test_a_flag_that_its_sources_do_not_show_is_not_written(run):
 
     assert (ran.returncode, ran.stdout.count("Initializing")) == (1, 1)
     assert (
-        "vLLM 9.9.9 is not a version that is known here, and it shows no flag for max_model_len"
+        "oomguard does not know vLLM 9.9.9, and its sources show no flag for max_model_len"
         in ran.stderr
     )
     assert "1792" in ran.stderr  # diagnosed all the same
@@ -67,5 +67,5 @@ def test_without_sources_it_is_diagnosed_and_left_as_it_is(run):
     ran = run(sources=False)
 
     assert (ran.returncode, ran.stdout.count("Initializing")) == (1, 1)
-    assert "and its sources are not found on this machine" in ran.stderr
+    assert "and did not find its sources on this machine" in ran.stderr
     assert "1792" in ran.stderr

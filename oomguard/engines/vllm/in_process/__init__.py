@@ -1,3 +1,1 @@
-"""vLLM started by this process: what its processes say, what a failed start leaves, and the same
-start with other arguments.
-"""
+"""Start vLLM in this process: read its processes' logs, clean up failed starts, start again."""

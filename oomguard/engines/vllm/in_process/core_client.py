@@ -1,8 +1,7 @@
-"""The client that a front end keeps while cores come and go: what the synchronous and the
-asynchronous one share.
+"""Share what the synchronous and the asynchronous restarting client have in common.
 
-It sees every request and every output, so all that goes through an engine goes through it:
-generate, chat, embed, score, beam search, streams. The front end never sees a death.
+Every request and every output goes through this client: generate, chat, embed, score, beam search,
+streams. So the front end never sees that the engine core died.
 """
 
 from __future__ import annotations
@@ -17,29 +16,27 @@ from typing import Any, Final
 from oomguard.core.incident import SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.partial_results import Partial
-from oomguard.engines.start_attempt import MadeAgain
-from oomguard.engines.vllm.in_process.requests import Unfinished
+from oomguard.engines.start_attempt import RestartedEngine
+from oomguard.engines.vllm.in_process.requests import UnfinishedRequests
 from oomguard.probe.host import Cgroup, read_cgroup
 
-# A core that is gone without a word: vLLM notices it, and leaves its synchronous caller at an empty
-# queue. This wakes the caller.
+# If a core dies silently, vLLM's monitor notices it, but the synchronous caller still waits at an
+# empty queue. This watchdog wakes the caller.
 
 LOOKS_EVERY_S: Final = 0.25
 EMPTY_FOR_S: Final = 1.0
 NAME: Final = "oomguard-waker"
 
 
-def watch(client: LastingClient) -> None:
-    """Watch the client's core until it dies, is followed by another one, or the program lets go of
-    the client.
-    """
+def watch(client: RestartingClient) -> None:
+    """Watch the client's core until it dies, is replaced, or the client is garbage-collected."""
     inner = weakref.ref(client.inner)
     threading.Thread(
         target=_wake, args=(weakref.ref(client), inner), name=NAME, daemon=True
     ).start()
 
 
-def _wake(attended: weakref.ref[LastingClient], watched: weakref.ref[Any]) -> None:
+def _wake(attended: weakref.ref[RestartingClient], watched: weakref.ref[Any]) -> None:
     empty_since_s: float | None = None
     while True:
         time.sleep(LOOKS_EVERY_S)
@@ -50,29 +47,26 @@ def _wake(attended: weakref.ref[LastingClient], watched: weakref.ref[Any]) -> No
         if not inner.resources.engine_dead:
             client.before = read_cgroup() or client.before
         elif type(inner).__name__ == "AsyncMPClient":
-            return  # its task of outputs is cancelled, which wakes who waits
+            return  # vLLM cancels its output task, which wakes the caller
         elif not inner.outputs_queue.empty():
             empty_since_s = None
         else:
             empty_since_s = empty_since_s or time.monotonic()
             if time.monotonic() - empty_since_s >= EMPTY_FOR_S:
-                inner.outputs_queue.put_nowait(death())
+                inner.outputs_queue.put_nowait(engine_dead_error())
                 return
         del client, inner
 
 
-def death() -> Exception:
-    """Return vLLM's exception for a core that has died."""
+def engine_dead_error() -> Exception:
+    """Return vLLM's exception for a dead engine core."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     error: Exception = EngineDeadError()
     return error
 
 
-# The front end of an engine whose core was made again: what it holds of the old core becomes what
-# the new one's own would hold.
-
-# What a program may ask its engine for, and a new core may have otherwise.
+# Settings that a program may read from its engine, and that a restarted core may have changed.
 _TOLD: Final = {
     "model_config": ("max_model_len",),
     "scheduler_config": ("max_num_batched_tokens", "max_num_seqs"),
@@ -85,14 +79,12 @@ _TOLD: Final = {
 }
 
 
-# What decides how much a step takes, and is printed at no start of some engines.
+# Settings that limit a step. Some engines never print them.
 _OF_A_STEP: Final = ("max_num_batched_tokens", "max_num_seqs")
 
 
-def step_in_use(engine: Any) -> dict[str, SettingInForce]:
-    """Return the settings of a step that an engine runs with, given or not; of none that it does
-    not tell.
-    """
+def step_limits(engine: Any) -> dict[str, SettingInForce]:
+    """Return the effective settings that limit a step, as far as the engine has them."""
     found = {
         name: getattr(getattr(engine.vllm_config, "scheduler_config", None), name, None)
         for name in _OF_A_STEP
@@ -104,13 +96,12 @@ def step_in_use(engine: Any) -> dict[str, SettingInForce]:
     }
 
 
-def fit_front_end(engine: Any, fresh: Any) -> None:
-    """Take over what follows from the new core: its limits, its counters, and that it has seen no
-    image yet.
+def update_front_end(engine: Any, fresh: Any) -> None:
+    """Copy the new core's limits into the program's engine, and clear its image cache.
 
     Args:
-        engine: the program's own engine (``LLMEngine``, ``AsyncLLM``), which has the new core now.
-        fresh: the engine that the core was made with; it is dropped.
+        engine: the program's own engine (``LLMEngine``, ``AsyncLLM``), now with the new core.
+        fresh: the engine with which the core was made; it is dropped.
     """
     for part, names in _TOLD.items():
         for name in names:
@@ -120,21 +111,20 @@ def fit_front_end(engine: Any, fresh: Any) -> None:
                     name,
                     getattr(getattr(fresh.vllm_config, part), name),
                 )
-    # What was sent once is not sent again, and the new core has nothing of it.
+    # The front end sends an image only once, but the new core has received none.
     with contextlib.suppress(AttributeError):
         engine.renderer.clear_mm_cache()
-    with contextlib.suppress(
-        AttributeError
-    ):  # its own have been taken out of the registry by the new ones
+    # The new engine's loggers replaced those of the old one in the metrics registry.
+    with contextlib.suppress(AttributeError):
         engine.logger_manager = fresh.logger_manager
     with contextlib.suppress(AttributeError, IndexError):
         engine._logger_ref[0] = fresh.logger_manager
 
 
-# A failure for memory happens again to the same request; any other death may have been chance.
+# A request that exhausts memory does so again; any other death may have been chance.
 _DEATHS_OF_MEMORY = 1
 _DEATHS_OF_CHANCE = 2
-# Calls that change what a core holds beyond its requests; who reads it may go on.
+# Calls that change the state of a core beyond its requests.
 _CHANGING: Final = (
     "collective_rpc",
     "set_weight_version",
@@ -145,37 +135,40 @@ _CHANGING: Final = (
 _READING: Final = frozenset({"get_model_inspection"})
 _UNDOING: Final = {"wake_up": "sleep", "resume_scheduler": "pause_scheduler"}
 
-# What is asked after a death. None: the core is not made again.
-AfterDeath = Callable[[Exception, "LastingClient"], MadeAgain | None]
+# Restarts the core after a death. Its result None means that the core stays dead.
+RestartCore = Callable[[Exception, "RestartingClient"], RestartedEngine | None]
 
 
-class LastingClient:
-    """A client whose requests and outputs outlive its core; everything else is the inner client's.
+class RestartingClient:
+    """A client that keeps requests and outputs when the engine core dies.
+
+    Everything else is delegated to the inner client.
 
     Attributes:
-        inner: the client of the core that works now.
-        is_given_up: whether a core that dies, or has died, is not made again.
-        unfinished: the requests that are not finished.
-        before: the cgroup's count of kills while the core was last seen alive.
-        suspects: the requests of the step at which the core died, where it said so.
-        before_waking: called before a sleeping core is woken whole; what it raises keeps it asleep.
+        inner: the client of the current core.
+        is_given_up: whether a core that dies, or has died, is not restarted.
+        unfinished: the unfinished requests.
+        before: the cgroup's count of OOM kills when the core was last seen alive.
+        suspects: the requests of the step in which the core died, if vLLM logged them.
+        before_waking: called before a sleeping core wakes up completely. If it raises, the core
+            stays asleep.
     """
 
-    def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
+    def __init__(self, engine: Any, inner: Any, make_again: RestartCore) -> None:
         self.inner = inner
         self._make_again = make_again
         self._engine = weakref.ref(engine)
         self._changed: str | None = None
         self._is_closed = False
         self.is_given_up = False
-        self.unfinished = Unfinished(is_exact=_is_float32(engine))
+        self.unfinished = UnfinishedRequests(is_exact=_is_float32(engine))
         self.before: Cgroup | None = read_cgroup()
         self.suspects: Collection[str] = ()
         self.before_waking: Callable[[], None] | None = None
         watch(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # while it is being made
+        if name == "inner":  # not yet set in __init__
             raise AttributeError(name)
         found = getattr(self.inner, name)
         plain = name.removesuffix("_async")
@@ -185,27 +178,26 @@ class LastingClient:
 
     @property
     def resources(self) -> Any:
-        """The inner client's, which are not dead while the core is made again: nobody is to give up
-        meanwhile.
+        """The inner client's resources, which look alive during a restart.
+
+        Otherwise the front end would give up.
         """
         return _Resources(self.inner.resources, self.is_given_up)
 
     def shutdown(self, *args: Any, **kwargs: Any) -> Any:
-        """End the core, which is not made again."""
+        """End the core, and do not restart it."""
         self.is_given_up = self._is_closed = True
         return self.inner.shutdown(*args, **kwargs)
 
     def note(self, call: str) -> None:
-        """Note a call that changed what the core holds, or one that took that back."""
+        """Record a call that changed the core's state, or one that undid that change."""
         if call in _CHANGING:
             self._changed = call
         elif _UNDOING[call] == self._changed:
             self._changed = None
 
-    def replaced(self, error: Exception) -> MadeAgain:
-        """Make the core again in the place of the dead one; raises the error that told of its death
-        where that is not to be.
-        """
+    def replaced(self, error: Exception) -> RestartedEngine:
+        """Restart the dead core. Raises ``error`` if it may not or cannot be restarted."""
         if self.is_given_up:
             raise error
         made = None
@@ -216,8 +208,8 @@ class LastingClient:
                 self.is_given_up = self.is_given_up or made is None
         else:
             get_logger().warning(
-                "the engine died, and is not made again",
-                because=f"{self._changed} changed what it held",
+                "the engine core died and was not restarted",
+                because=f"{self._changed} had changed its state",
             )
             self.is_given_up = True
         if made is None:
@@ -230,58 +222,60 @@ class LastingClient:
             raise error
         engine = self._engine()
         if engine is not None:
-            fit_front_end(engine, fresh)
+            update_front_end(engine, fresh)
         watch(self)
         return made
 
-    def failing(self, made: MadeAgain, error: Exception) -> list[Any]:
-        """Return the outputs that end the requests which cannot go on, with the reason."""
+    def failing(self, made: RestartedEngine, error: Exception) -> list[Any]:
+        """Return the outputs that end the requests which cannot continue, with the reason."""
         failed = self.unfinished.lost(most_tokens=_most_tokens(made.engine))
-        if (
-            name := self.unfinished.at_fault(
-                _DEATHS_OF_MEMORY if made.of_memory else _DEATHS_OF_CHANCE
-            )
-        ) is not None:
-            failed[name] = "the engine died of this request while it ran alone"
-        return self.told(failed, error)
+        if made.of_memory:
+            most_deaths = _DEATHS_OF_MEMORY
+        else:
+            most_deaths = _DEATHS_OF_CHANCE
+        name = self.unfinished.at_fault(most_deaths)
+        if name is not None:
+            failed[name] = "the engine core died while it ran this request alone"
+        return self.failure_outputs(failed, error)
 
-    def told(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
-        """Return the outputs that tell of requests that failed; of those for a vector an exception
-        tells (``fail``).
+    def failure_outputs(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
+        """Log failed requests and return the outputs that report them.
+
+        A pooling request gets an exception instead (``fail``).
         """
         for name, why in failed.items():
             get_logger().warning("a request failed", request=name, because=why)
         of_tokens = [name for name in failed if self.unfinished.is_of_tokens(name)]
         for name in failed.keys() - of_tokens:
             self.unfinished.fail(name)
-            self.fail(name, error or death())
+            self.fail(name, error or engine_dead_error())
         self.unfinished.drop(of_tokens)
         return [_failed_output(name, failed[name]) for name in of_tokens]
 
     def fail(self, name: str, error: Exception) -> None:
-        """Have the caller of one request get an exception."""
+        """Raise an exception in the caller of one request."""
         raise NotImplementedError
 
     def with_vectors(self, error: Exception) -> Exception:
-        """Return an exception with what the requests for vectors gave, as ``partial``."""
+        """Return the exception with the finished pooling results as its ``partial``."""
         vectors = self.unfinished.vectors()
         done = sum(vector is not None for vector in vectors)
         with contextlib.suppress(AttributeError):
             error.partial = Partial(len(vectors), done, vectors)  # type: ignore[attr-defined]
             error.add_note(
-                f"oomguard: {done} of {len(vectors)} requests are done: `partial` of this "
-                "exception holds what they gave"
+                f"oomguard: {done} of {len(vectors)} requests are done: this exception's "
+                "`partial` has their results"
             )
         return error
 
     def differing(self) -> dict[str, str]:
-        """Return the requests that are to fail because they came out otherwise, with the reason."""
-        why = "computed once more after a death it gave other tokens than those that were delivered"
+        """Return the requests whose repetition gave other tokens, each with the reason."""
+        why = "after a restart it gave other tokens than those already delivered"
         return dict.fromkeys(self.unfinished.differing(), why)
 
 
 class _Resources:
-    """A client's resources, dead only once the core is not made again."""
+    """A client's resources, which count as dead only if the core is not restarted."""
 
     def __init__(self, inner: Any, is_given_up: bool) -> None:
         self._resources = inner
@@ -294,16 +288,12 @@ class _Resources:
         return self._resources()
 
 
-def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call of the inner client that is noted once it is made."""
+def _noting(client: RestartingClient, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of the inner client that also records itself (``note``)."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if (
-            name == "wake_up"
-            and client.before_waking is not None
-            and not (args and args[0])
-            and not kwargs.get("tags")
-        ):
+        is_partial = bool(args and args[0]) or bool(kwargs.get("tags"))
+        if name == "wake_up" and client.before_waking is not None and not is_partial:
             client.before_waking()
         if not (args and isinstance(args[0], str) and args[0] in _READING):
             client.note(name)
@@ -312,11 +302,11 @@ def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Calla
     return noted
 
 
-def is_death(error: Exception, client: Any) -> bool:
-    """Return whether an exception of a client tells that the core has died.
+def is_core_death(error: Exception, client: Any) -> bool:
+    """Return whether an exception of a client means that the core has died.
 
-    vLLM's monitor notes a death and closes the client's sockets: who sends at that moment meets a
-    socket that is none any more.
+    vLLM's monitor notes a death and closes the client's sockets, so a sender may see a socket error
+    instead of EngineDeadError.
     """
     return (
         type(error).__name__ == "EngineDeadError"
@@ -324,11 +314,11 @@ def is_death(error: Exception, client: Any) -> bool:
     )
 
 
-def death_of(error: Exception) -> Exception:
-    """Return the engine's own exception of a death for any that tells of one."""
+def as_engine_dead_error(error: Exception) -> Exception:
+    """Return vLLM's EngineDeadError for any exception that means a death."""
     if type(error).__name__ == "EngineDeadError":
         return error
-    engine_death = death()
+    engine_death = engine_dead_error()
     engine_death.__cause__ = error
     return engine_death
 
@@ -353,7 +343,7 @@ def _failed_output(name: str, why: str) -> Any:
 
 
 def outputs_of(outputs: list[Any]) -> Any:
-    """Return outputs of single requests as a core gives them."""
+    """Return outputs of single requests in the form in which a core returns them."""
     from vllm.v1.engine import EngineCoreOutputs
 
     return EngineCoreOutputs(outputs=outputs)

@@ -1,8 +1,7 @@
-"""Where a guarded start hears its engine's processes: a Unix socket in a private folder, and a
-thread that reads it.
+"""Receive log records of an engine's processes by a Unix socket in a private folder.
 
-Who speaks is told by the kernel, not by the row. What is kept is bounded: the beginning, which has
-the settings, and the end, which has the failure.
+The kernel says which process sent a record. The receiver keeps the first records, which have the
+settings, and the last ones, which have the failure.
 """
 
 from __future__ import annotations
@@ -27,43 +26,35 @@ from oomguard.engines.vllm.in_process.message_sender import with_address
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.source import Line
 
-# What the processes of a start told, as lines: those that a log of the same start would have, in
-# its form.
-
+# One message of a process, as message_sender writes it.
 Row = Mapping[str, Any]
 # vllm/logging_utils/dump_input.py.
 _SCHEDULED: Final = re.compile(r"scheduler output.*\bnum_scheduled_tokens=\{([^}]+)\}", re.DOTALL)
 
 
 def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[Line, ...]:
-    """Return all that was told, and behind it the lines of the exception that the start
-    ended with.
-    """
+    """Return all records as lines of a log, followed by those of the start's exception."""
     texts = [text for row in rows for text in _texts(row)]
     if error is not None:
         texts += [line.text for line in exception_lines(error)]
     return _numbered(texts)
 
 
-def last_words(rows: Sequence[Row]) -> tuple[Line, ...]:
-    """Return the last traceback of each process but the one that starts the engine; it ended the
-    process.
-    """
+def last_tracebacks(rows: Sequence[Row]) -> tuple[Line, ...]:
+    """Return the traceback with which each process ended, except the one that starts the engine."""
     last = {row.get("pid"): row for row in rows if row.get("process") and row.get("traceback")}
     return _numbered([text for row in last.values() for text in _texts(row)])
 
 
 def segments_of(rows: Iterable[Row]) -> list[str]:
-    """Return the names of the shared memory that was made."""
+    """Return the names of the shared memory segments that the processes made."""
     return [row["segment"] for row in rows if isinstance(row.get("segment"), str)]
 
 
-def in_the_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the requests of the step at which an engine died, by the scheduler's output that vLLM
-    dumps; empty where it did not.
-    """
-    told = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
-    found = next((match for text in told if (match := _SCHEDULED.search(text))), None)
+def requests_in_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the requests of the step in which an engine died, as vLLM logged them."""
+    texts = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
+    found = next((match for text in texts if (match := _SCHEDULED.search(text))), None)
     if found is None:
         return ()
     return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
@@ -77,8 +68,10 @@ def _texts(row: Row) -> Iterator[str]:
     else:
         process = ""
     head = f"{process}{row.get('level')} {row.get('stamp')} [{row.get('at')}] "
-    told = row.get("traceback")
-    for text in (row["text"], told if isinstance(told, str) else ""):
+    trace = row.get("traceback")
+    if not isinstance(trace, str):
+        trace = ""
+    for text in (row["text"], trace):
         for line in text.splitlines():
             yield head + line
 
@@ -91,30 +84,30 @@ _MOST_FIRST: Final = 2_000
 _MOST_LAST: Final = 2_000
 _MOST_ROW_BYTES: Final = 1 << 18
 _CREDENTIALS: Final = struct.Struct("3i")
-# What was sent before a process died has arrived by then.
+# After this time a process's last records have arrived.
 _SETTLES_WITHIN_S: Final = 2.0
 _QUIET_S: Final = 0.1
-# With this a core tells that it will not start; it ends then.
+# A core logs this if it fails to start; then it ends.
 CORE_FAILED: Final = "EngineCore failed to start."
 
 
 class MessageReceiver:
-    """Hears rows from ``open`` to ``close``. Where no folder can be made it hears none, and
-    ``problem`` says why.
+    """Receives records from ``open`` to ``close``.
+
+    If it cannot make a folder it receives none, and ``problem`` says why.
 
     Attributes:
-        path: of the socket; None where nobody can be heard.
-        problem: why nobody can be heard.
-        speakers: the other processes that spoke, with the clock ticks at which each was started.
-        failed: the processes that told that they failed to start, with the monotonic seconds at
-            which they did.
-        stays: whether it hears on once the start is over.
+        path: the path of the socket; None if it does not listen.
+        problem: why it cannot listen; None if it can.
+        senders: the other processes that sent records, with the clock ticks of their starts.
+        failed: the processes that failed to start, with the monotonic seconds of their report.
+        stays: whether it keeps listening after the start.
     """
 
     def __init__(self) -> None:
         self.path: str | None = None
         self.problem: str | None = None
-        self.speakers: dict[int, int | None] = {}
+        self.senders: dict[int, int | None] = {}
         self.failed: dict[int, float] = {}
         self.stays = False
         self._pid = os.getpid()
@@ -122,11 +115,11 @@ class MessageReceiver:
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=_MOST_LAST)
         self._open: dict[socket.socket, tuple[int, bytearray]] = {}
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Begin to listen; never raises for a folder or socket that cannot be made."""
+        """Begin to listen; never raises if a folder or socket cannot be made."""
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
             path = str(self._folder / "heard")
@@ -146,32 +139,30 @@ class MessageReceiver:
         self.path = path
 
     def close(self) -> None:
-        """End it: what comes afterwards is not heard, and no sender waits. Do nothing in a fork of
-        its process.
-        """
+        """Stop listening, and release senders that wait. Does nothing in a fork of its process."""
         if self._pid != os.getpid():
             return
         thread = self._thread
         self._thread = None
         self.path = None
         if thread is not None:
-            self._wake.send(b"end")  # closing would not do: a fork of this process holds it too
-            if thread is not threading.current_thread():  # in which an engine may be collected
+            self._wake.send(b"end")  # a fork may hold the socket, so closing it has no effect
+            if thread is not threading.current_thread():  # the GC may run this in that thread
                 thread.join()
             self._wake.close()
         self._remove_folder()
 
     def settle(self) -> None:
-        """Wait until what was said has been heard: nobody speaks any more, or nothing new comes."""
+        """Wait until the records on their way have arrived, for at most two seconds."""
         until_s = time.monotonic() + _SETTLES_WITHIN_S
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         while self._thread is not None and time.monotonic() < until_s:
-            if time.monotonic() - self._heard_s > _QUIET_S:
+            if time.monotonic() - self._received_s > _QUIET_S:
                 return
             time.sleep(0.01)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what was said, in the order in which it arrived."""
+        """Return the records in the order of their arrival."""
         return [*self._first, *self._last]
 
     def _remove_folder(self) -> None:
@@ -185,15 +176,15 @@ class MessageReceiver:
             selector.register(self._server, selectors.EVENT_READ)
             while self._take(selector, None):
                 pass
-            # What was sent before the end has arrived in the kernel: none of it is lost because
-            # this thread came late.
+            # Records sent before the end are in the kernel's buffers; they are not lost because
+            # this thread was slow.
             until_s = time.monotonic() + _SETTLES_WITHIN_S
             selector.unregister(self._woken)
             while self._take(selector, 0) and time.monotonic() < until_s:
                 pass
             for connection in list(self._open):
-                # Also where a fork of this process holds it: who speaks next is told at once that
-                # nobody hears.
+                # A fork of this process may hold the connection too. After the shutdown the next
+                # sender gets an error at once.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
@@ -202,7 +193,7 @@ class MessageReceiver:
                 self._server.shutdown(socket.SHUT_RDWR)
 
     def _take(self, selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-        """Take what is there; return False at the end, and where nothing came in time."""
+        """Read waiting records; return False at the end, or if none came within the timeout."""
         found = selector.select(timeout_s)
         for key, _ in found:
             if key.fileobj is self._woken:
@@ -216,8 +207,10 @@ class MessageReceiver:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
-            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, user, _ = _CREDENTIALS.unpack(told)
+            credentials = connection.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+            )
+            pid, user, _ = _CREDENTIALS.unpack(credentials)
             if user != os.geteuid():
                 connection.close()
                 return
@@ -225,8 +218,8 @@ class MessageReceiver:
             self._open[connection] = (pid, bytearray())
             selector.register(connection, selectors.EVENT_READ)
             if pid not in {0, os.getpid()}:
-                self.speakers[pid] = started_ticks(pid)
-            self._heard_s = time.monotonic()
+                self.senders[pid] = started_ticks(pid)
+            self._received_s = time.monotonic()
 
     def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         pid, buffer = self._open[connection]
@@ -236,7 +229,7 @@ class MessageReceiver:
             return
         except OSError:
             data = b""
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         buffer += data
         *lines, rest = buffer.split(b"\n")
         buffer[:] = rest
@@ -267,9 +260,7 @@ def _parsed(lines: list[bytearray]) -> Iterator[dict[str, Any]]:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Return when a process was started, in ticks since the machine began; None where it is gone,
-    or has ended and waits for its parent.
-    """
+    """Return when a process started, in clock ticks since boot; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -280,7 +271,5 @@ def started_ticks(pid: int) -> int | None:
 
 
 def is_same(pid: int, ticks: int | None) -> bool:
-    """Return whether a process that was started then is still there, and no other one of its
-    number.
-    """
+    """Return whether the process with these start ticks still runs under this number."""
     return ticks is not None and started_ticks(pid) == ticks

@@ -1,12 +1,11 @@
-"""What runs in each process of an engine that a guarded start makes: it tells that start what vLLM
-logs there, as it happens.
+"""Send vLLM's log records from each process of an engine to the guarded start.
 
-vLLM's plugin calls ``speak`` (spawned processes), or the process is a fork of one that spoke.
-Standard library only, inert without our variable, and no exception ever: whatever goes wrong here,
-the engine starts.
+vLLM's plugin calls ``start_sending`` in spawned processes; forked ones inherit it. The module
+imports only the standard library, does nothing without our variable, and never raises: the engine
+starts whatever goes wrong here.
 
-Records are taken where they are made: vLLM configures its handlers anew in each process, and would
-drop ours.
+A log record factory intercepts the records. vLLM configures its handlers anew in each process,
+which would drop a handler of ours.
 """
 
 from __future__ import annotations
@@ -22,32 +21,29 @@ import time
 import traceback
 from typing import Any
 
-from oomguard.engines.vllm.plugin import LISTENER, SAID
+from oomguard.engines.vllm.plugin import LISTENER, LOG_FILE
 
-# A file that is told what vLLM logs, where `oomguard run` started the command: its output may go
-# where nobody reads it.
-#
-# Standard library only: it is written in vLLM's own processes. The folder is there for as long as
-# the attempt lasts.
+# Under `oomguard run` the records go into a file instead, because the program may redirect its
+# output. The file's folder exists only while the attempt runs.
 
 _MOST_BYTES = 4 << 20
-# Beyond this only what is more than information is noted: a server runs for weeks.
+# Above this size only warnings and errors are written: a server may run for weeks.
 _MOST_INFORMATION_BYTES = 1 << 20
 _INFORMATION = b'"level": "INFO"'
 
 
-class Notes:
-    """The file, as one process of the engine has it open; it takes what a socket would be sent."""
+class LogFile:
+    """The log file, opened by one process of the engine; it has a socket's methods."""
 
     def __init__(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
 
     def sendall(self, row: bytes) -> None:
-        """Add a row; raise OSError once the file is full, or cannot be written."""
+        """Append a row. Raises OSError if the file is full or cannot be written."""
         size = os.fstat(self._descriptor).st_size
         if size > _MOST_BYTES:
-            raise OSError("enough is noted")
+            raise OSError("the file of vLLM's log records is full")
         if size <= _MOST_INFORMATION_BYTES or _INFORMATION not in row:
             os.write(self._descriptor, row)
 
@@ -57,58 +53,59 @@ class Notes:
 
 
 _MOST_CHARS = 32_768
-# No record of vLLM's waits longer than this for a listener that does not read.
+# How long a log record may wait for a receiver that does not read.
 _WAIT_S = 0.5
-# A path that is longer than an address may be is reached through its open folder.
+# A Unix address is short: a longer path is reached through its folder's descriptor.
 _MOST_PATH_BYTES = 100
 
 
-def speak(path: str | None = None) -> None:
-    """Tell what vLLM logs in this process to the listener at ``path``, else to what our variables
-    name; never raises.
+def start_sending(path: str | None = None) -> None:
+    """Start to send vLLM's log records to the receiver at ``path``; never raises.
+
+    ``path`` None: to the socket or file that our variables name.
     """
     try:
         path = path or os.environ.get(LISTENER)
         listens = bool(path)
-        path = path or os.environ.get(SAID)
+        path = path or os.environ.get(LOG_FILE)
         if not path or (
-            _speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over
+            _sender.path == path and _sender.pid == os.getpid() and not _sender.is_over
         ):
             return
-        _speaker.begin(path, is_file=not listens)
+        _sender.begin(path, is_file=not listens)
         current = logging.getLogRecordFactory()
         if not _is_in_place(current):
             logging.setLogRecordFactory(_Factory(current))
         if listens:
-            _speaker.say({"hello": os.getppid()})
+            _sender.say({"hello": os.getppid()})
             _watch_segments()
         elif limits := _limits():
-            _speaker.say({"limits": limits})
-    except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
+            _sender.say({"limits": limits})
+    except Exception:  # noqa: BLE001, S110 - an error here must not stop an engine's start
         pass
 
 
-def fall_silent() -> None:
-    """Tell no more from this process, and put back what was replaced; never raises."""
+def stop_sending() -> None:
+    """Stop sending from this process, and undo all changes; never raises."""
     try:
-        _speaker.end()
+        _sender.end()
         current = logging.getLogRecordFactory()
         if isinstance(current, _Factory):
             logging.setLogRecordFactory(current.inner)
         _unwatch_segments()
-    except Exception:  # noqa: BLE001, S110 - as in speak
+    except Exception:  # noqa: BLE001, S110 - as in start_sending
         pass
 
 
-class _Speaker:
-    """One process's line to the listener. A forked process opens its own."""
+class _Sender:
+    """One process's connection to the receiver. A forked process opens its own."""
 
     def __init__(self) -> None:
         self.path = ""
         self.is_file = False
         self.pid = 0
         self.is_over = True
-        self._socket: socket.socket | Notes | None = None
+        self._socket: socket.socket | LogFile | None = None
         self._lock = threading.Lock()
         self._thread = 0
 
@@ -127,18 +124,15 @@ class _Speaker:
             self._socket = None
 
     def is_foreign(self) -> bool:
-        """Return whether this is another thread of the process that listens: what it does is not
-        the engine's.
-        """
+        """Return whether this is a thread of the receiving process that is not the engine's."""
         return threading.get_ident() != self._thread
 
     def say(self, row: dict[str, Any]) -> None:
-        """Send one thing; the first that cannot be sent is the last that is tried."""
+        """Send one message; after the first failure none is sent any more."""
         if self.is_over:
             return
-        if (
-            self.pid != os.getpid()
-        ):  # also in a fork, whose lock may be held by a thread that is not there
+        # A fork may have inherited a lock that no thread of its own will release.
+        if self.pid != os.getpid():
             self.pid = os.getpid()
             self._lock = threading.Lock()
             self._socket = None
@@ -147,32 +141,36 @@ class _Speaker:
         try:
             if self._socket is None:
                 if self.is_file:
-                    self._socket = Notes(self.path)
+                    self._socket = LogFile(self.path)
                 else:
                     self._socket = _connected(self.path)
-            told = {"pid": self.pid, "process": _process_name(), **row}
-            self._socket.sendall(json.dumps(told).encode() + b"\n")
+            message = {"pid": self.pid, "process": _process_name(), **row}
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError, TypeError):
             self.end()
         finally:
             self._lock.release()
 
     def record(self, record: logging.LogRecord) -> None:
-        """Send a record of vLLM's, with the traceback that it tells."""
+        """Send one log record of vLLM, with its traceback."""
         text = record.getMessage()[:_MOST_CHARS]
-        told = {"level": record.levelname, "at": f"{record.filename}:{record.lineno}", "text": text}
-        told["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        message = {
+            "level": record.levelname,
+            "at": f"{record.filename}:{record.lineno}",
+            "text": text,
+        }
+        message["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         if isinstance(record.exc_info, tuple):
             error = record.exc_info[1]
         else:
             error = None
         if error is not None:
-            told["traceback"] = "".join(traceback.format_exception(error))[-_MOST_CHARS:]
-        self.say(told)
+            message["traceback"] = "".join(traceback.format_exception(error))[-_MOST_CHARS:]
+        self.say(message)
 
 
 class _Factory:
-    """Makes log records as before, and has those of vLLM told."""
+    """Makes log records with the original factory, and sends those of vLLM."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -181,21 +179,19 @@ class _Factory:
         record: logging.LogRecord = self.inner(*args, **kwargs)
         try:
             if (
-                not _speaker.is_over
+                not _sender.is_over
                 and record.levelno >= logging.INFO
                 and record.name.partition(".")[0] == "vllm"
-                and not (_speaker.pid == os.getpid() and _is_listener() and _speaker.is_foreign())
+                and not (_sender.pid == os.getpid() and _is_listener() and _sender.is_foreign())
             ):
-                _speaker.record(record)
-        except Exception:  # noqa: BLE001, S110 - as in speak
+                _sender.record(record)
+        except Exception:  # noqa: BLE001, S110 - as in start_sending
             pass
         return record
 
 
 def _limits() -> dict[str, int]:
-    """Return what this process may have of memory, where that is limited: a wrapper (prlimit, a
-    shell's ulimit) limits nobody else.
-    """
+    """Return this process's memory limits; a wrapper (prlimit, ulimit) limits only its command."""
     import resource
 
     kinds = {
@@ -207,9 +203,7 @@ def _limits() -> dict[str, int]:
 
 
 def _is_in_place(factory: Any) -> bool:
-    """Return whether records are told already: vLLM puts a factory of its own around
-    what it finds.
-    """
+    """Return whether our factory is installed; vLLM may have put its own around it."""
     while factory is not None:
         if isinstance(factory, _Factory):
             return True
@@ -217,16 +211,14 @@ def _is_in_place(factory: Any) -> bool:
     return False
 
 
-_speaker = _Speaker()
+_sender = _Sender()
 _listener_pid = 0
 _own_inits: dict[Any, Any] = {}
 
 
-def be_listener() -> None:
-    """Note that this process is the one that listens: only the thread that starts the engine speaks
-    for it.
-    """
-    global _listener_pid  # noqa: PLW0603 - of this process
+def mark_as_receiver() -> None:
+    """Mark this process as the receiver: only the thread that starts the engine sends from it."""
+    global _listener_pid  # noqa: PLW0603 - one for this process
     _listener_pid = os.getpid()
 
 
@@ -235,7 +227,7 @@ def _is_listener() -> bool:
 
 
 def _connected(path: str) -> socket.socket:
-    """Return a connection to the listener. Raises OSError."""
+    """Return a connection to the receiver. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_WAIT_S)
@@ -247,7 +239,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def with_address(path: str, use: Any) -> None:
-    """Call ``use`` with an address for a socket's path, whatever its length. Raises OSError."""
+    """Call ``use`` with an address for a socket's path of any length. Raises OSError."""
     if len(os.fsencode(path)) <= _MOST_PATH_BYTES:
         use(path)
         return
@@ -260,14 +252,12 @@ def with_address(path: str, use: Any) -> None:
 
 
 def _process_name() -> str:
-    """Return what vLLM calls this process in its log, else Python's name of it; "" for the one that
-    listens.
-    """
+    """Return vLLM's or Python's name of this process; "" for the receiving process."""
     if _is_listener():
         return ""
-    told = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
-    if isinstance(told, tuple) and len(told) == 2 and told[1] == os.getpid():
-        return str(told[0])
+    info = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
+    if isinstance(info, tuple) and len(info) == 2 and info[1] == os.getpid():
+        return str(info[0])
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         return str(process.current_process().name)
@@ -275,25 +265,26 @@ def _process_name() -> str:
 
 
 def _watch_segments() -> None:
-    """Have the shared memory told that this process makes: nobody else knows whose it is once the
-    process is gone.
+    """Report the shared memory that this process makes.
+
+    Once the process is gone, nothing else shows whose it is.
     """
     from multiprocessing import shared_memory
 
-    _told_by(
+    _report_objects(
         shared_memory.SharedMemory,
         lambda made, creates: str(made._name).lstrip("/") if creates else None,
     )
-    if not _is_listener():  # its own semaphores end with the objects that hold them
+    if not _is_listener():  # its own semaphores end with their objects
         from multiprocessing import synchronize
 
-        _told_by(
+        _report_objects(
             synchronize.SemLock, lambda made, _creates: f"sem.{made._semlock.name.lstrip('/')}"
         )
 
 
-def _told_by(owner: Any, name_of: Any) -> None:
-    """Have the name of each object told that a class makes in the engine's own threads."""
+def _report_objects(owner: Any, name_of: Any) -> None:
+    """Report the name of each object that a class makes in the engine's own threads."""
     own = owner.__init__
     if owner in _own_inits:
         return
@@ -303,9 +294,9 @@ def _told_by(owner: Any, name_of: Any) -> None:
         own(self, *args, **kwargs)
         try:
             name = name_of(self, kwargs.get("create", args[1] if len(args) > 1 else False))
-            if name and not (_is_listener() and _speaker.is_foreign()):
-                _speaker.say({"segment": name})
-        except Exception:  # noqa: BLE001, S110 - as in speak
+            if name and not (_is_listener() and _sender.is_foreign()):
+                _sender.say({"segment": name})
+        except Exception:  # noqa: BLE001, S110 - as in start_sending
             pass
 
     init._oomguard = True  # type: ignore[attr-defined]

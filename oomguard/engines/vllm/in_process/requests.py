@@ -1,10 +1,9 @@
-"""The requests of an engine that are not finished: what was asked, the tokens that were delivered,
-and how each goes on.
+"""Keep an engine's unfinished requests, with their delivered tokens, and resume them.
 
-When an engine dies, a request goes on behind the tokens that its caller has had: they join its
-prompt. Where what comes next depends on more than the tokens before it (penalties of what was
-generated, a grammar, the state of a seed) and numbers are exact, the request is computed once more,
-and what was delivered is not delivered again. resuming.py says which.
+If the engine core dies, a request continues behind the tokens that its caller has received: they
+join its prompt. The next token may depend on more than that: penalties for generated tokens, a
+grammar, the state of a seed. If numbers are exact, such a request is computed again from its
+beginning, and delivered tokens are not delivered twice.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# How one request goes on in an engine that was made again. Nothing of vLLM is imported: its
-# requests are used as they are.
+# Nothing of vLLM is imported here: its request objects are used as they are.
 
-# Sampling parameters that mean the same whichever of the tokens are prompt: limits that are
-# shortened, what acts on one step or on the text, and the penalty that counts prompt and output
-# alike.
+# Sampling parameters whose meaning does not depend on where the prompt ends. These are limits
+# that oomguard shortens, parameters of a single step or of the text, and the penalty that counts
+# prompt and output alike.
 _OF_ONE_STEP: Final = frozenset(
     {
         "n",
@@ -55,29 +53,28 @@ _OF_ONE_STEP: Final = frozenset(
 _OF_PROMPT: Final = ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start")
 
 
-def resumed(
+def resume_request(
     asked: Any, tokens: Sequence[int], features: Mapping[str, Any], *, is_exact: bool
 ) -> tuple[Any, int]:
-    """Return a request as it is sent to an engine that was made again, and how many delivered
-    tokens it computes once more.
+    """Return a request for the restarted engine, and how many delivered tokens it repeats.
 
     Args:
-        asked: the request as it was asked.
-        tokens: what was delivered of it.
-        features: images and the like by hash, for those that the engine before had been sent.
+        asked: the request as the front end sent it.
+        tokens: its delivered tokens.
+        features: images and other media by hash, of those sent to the earlier core.
         is_exact: whether the same request gives the same tokens in another batch.
     """
     asked = _whole(asked, features)
     params = asked.sampling_params
     if not tokens or params is None:
         return asked, 0
-    if computes_again(asked, is_exact=is_exact):
+    if repeats_tokens(asked, is_exact=is_exact):
         return asked, len(tokens)
     shorter = copy.copy(params)
     if params.max_tokens is not None:
         shorter.max_tokens = params.max_tokens - len(tokens)
     shorter.min_tokens = max(0, params.min_tokens - len(tokens))
-    for name in _OF_PROMPT:  # delivered with the first token
+    for name in _OF_PROMPT:  # these were delivered with the first token
         if hasattr(shorter, name):
             setattr(shorter, name, None)
     made = copy.copy(asked)
@@ -86,9 +83,10 @@ def resumed(
     return made, 0
 
 
-def computes_again(asked: Any, *, is_exact: bool) -> bool:
-    """Return whether a request that has begun is computed once more: where that gives the same
-    tokens, or nothing else is possible.
+def repeats_tokens(asked: Any, *, is_exact: bool) -> bool:
+    """Return whether a begun request is computed again from its beginning.
+
+    It is if that gives the same tokens, or if nothing else is possible.
     """
     if follows_from_tokens(asked):
         return False
@@ -99,29 +97,24 @@ def computes_again(asked: Any, *, is_exact: bool) -> bool:
 def why_lost(
     asked: Any, done_tokens: int, features: Mapping[str, Any], *, is_session: bool
 ) -> str | None:
-    """Return why a request cannot go on in an engine that was made again, None where it can."""
+    """Return why a request cannot continue after a restart; None if it can."""
     if is_session:
-        return "its parts were sent one after the other, and the engine that had them is gone"
+        return "it was sent in several parts, and the engine that received them is gone"
     if any(
         one.data is None and one.mm_hash not in features
         for one in getattr(asked, "mm_features", None) or ()
     ):
-        return (
-            "an image of it had been sent with an earlier request, and the engine that had it is "
-            "gone"
-        )
+        return "its image was sent with an earlier request, and the engine that received it is gone"
     params = asked.sampling_params
     if not done_tokens or params is None or _is_repeatable(params):
         return None
     if _has_grammar(asked) or not _has_plain_prompt(asked):
-        return "it is drawn without a seed, and cannot go on in the middle"
+        return "it samples without a seed, so it cannot continue in the middle"
     return None
 
 
 def follows_from_tokens(asked: Any) -> bool:
-    """Return whether what a request generates next follows from the tokens before it, and from
-    nothing that an engine keeps.
-    """
+    """Return whether the next token depends on the earlier tokens only, and on no engine state."""
     params = asked.sampling_params
     if not _has_plain_prompt(asked) or (params.temperature and params.seed is not None):
         return False
@@ -138,14 +131,15 @@ def follows_from_tokens(asked: Any) -> bool:
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a parameter asks for nothing: the front end writes False or an empty list where None
-    was.
+    """Return whether a parameter has no effect.
+
+    The front end writes False or an empty list if the caller gave None.
     """
     return value is None or value is False or (isinstance(value, (list, dict, str)) and not value)
 
 
 def _whole(asked: Any, features: Mapping[str, Any]) -> Any:
-    """Return the request with the images that it left out, because the engine before knew them."""
+    """Return the request with the images that it left out because the earlier core had them."""
     own = getattr(asked, "mm_features", None)
     if not own or all(one.data is not None for one in own):
         return asked
@@ -172,14 +166,13 @@ def _has_plain_prompt(asked: Any) -> bool:
     return asked.prompt_token_ids is not None and getattr(asked, "prompt_embeds", None) is None
 
 
-# Deaths in whose last step a request was, without a token of its own since: then it runs alone,
-# whatever else goes on.
+# After so many deaths in whose last step it was, without a new token since, a request runs alone.
 _SUSPECT_AFTER: Final = 2
 
 
 @dataclass(slots=True)
 class _Request:
-    """One request; ``again`` is how many delivered tokens the engine still computes once more."""
+    """One request; ``again`` is how many delivered tokens the engine still has to repeat."""
 
     asked: Any
     tokens: list[int] = field(default_factory=list)
@@ -190,16 +183,15 @@ class _Request:
     deaths_alone: int = 0
 
 
-class Unfinished:
+class UnfinishedRequests:
     """The unfinished requests of one engine, in the order in which they came.
 
     Args:
-        is_exact: whether the engine computes in float32: only there the same request gives the same
-            tokens in another batch.
+        is_exact: whether the engine computes in float32. Only then does the same request give the
+            same tokens in another batch.
 
     Attributes:
-        progressed: whether a token or a result that is new has come since the engine was made or
-            made again.
+        progressed: whether a new token or result has come since the engine was last started.
     """
 
     def __init__(self, *, is_exact: bool = True) -> None:
@@ -217,8 +209,9 @@ class Unfinished:
         return len(self._requests)
 
     def add(self, asked: Any) -> bool:
-        """Take a request; return whether it is to be sent now. It is not while requests run one at
-        a time.
+        """Add a request; return whether to send it now.
+
+        While requests run one at a time, it waits.
         """
         name = asked.request_id
         is_session = name in self._requests or bool(getattr(asked, "resumable", False))
@@ -230,31 +223,25 @@ class Unfinished:
         return not self._is_alone
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Forget requests that their caller has given up."""
+        """Forget requests that their callers aborted."""
         for name in ids:
             self._requests.pop(name, None)
             self._vectors.pop(name, None)
 
     def fail(self, name: str) -> None:
-        """Forget a request for a vector that failed; what the others gave is kept until it is told
-        (``vectors``).
-        """
+        """Forget a failed pooling request; ``vectors`` still returns the results of the others."""
         self._requests.pop(name)
         self._failed.add(name)
 
     def vectors(self) -> list[Any]:
-        """Return what each request for a vector gave, in the order in which they came; None for one
-        that gave none.
-        """
+        """Return the results of the pooling requests in their order; None without a result."""
         return list(self._vectors.values())
 
     def take(self, outputs: Any) -> Any:
-        """Note what an engine's outputs deliver, and remove from them what was delivered before;
-        return them.
-        """
+        """Record what an engine's outputs deliver, and return them without repeated tokens."""
         outputs.outputs = [output for output in outputs.outputs if self._delivers(output)]
         if self._vectors and not self._requests and not self._failed:
-            self._vectors.clear()  # their callers have them
+            self._vectors.clear()  # their callers have received them
         return outputs
 
     def _delivers(self, output: Any) -> bool:
@@ -278,17 +265,16 @@ class Unfinished:
         return bool(output.new_token_ids) or not had
 
     def differing(self) -> list[str]:
-        """Return the requests that gave other tokens when they were computed once more."""
+        """Return the requests whose repetition gave other tokens."""
         return [name for name, found in self._requests.items() if found.differs]
 
     def begin_again(self, *, alone: bool, suspects: Collection[str] = ()) -> list[Any]:
-        """Return the requests to send to an engine that was made again.
+        """Return the requests to send to a restarted engine.
 
         Args:
-            alone: whether requests run one at a time, and each other when the last has finished
-                (``next``).
-            suspects: those of the step at which the engine died; all of them where none is known.
-                The rest waits for them.
+            alone: whether requests run one at a time; ``next`` returns the following ones.
+            suspects: the requests of the step in which the core died; empty if unknown, then all
+                are suspects. The other requests wait for them.
         """
         self.progressed = False
         named = [name for name in self._requests if name in suspects]
@@ -302,7 +288,7 @@ class Unfinished:
         is_found = self._is_alone and self._running not in self._requests
         self._running = None
         if is_found or (self._is_alone and not named):
-            # of those that were suspected before one is settled: the others are still to be tried
+            # One suspect of an earlier round is settled; the others have not been tried yet.
             self._suspects = earlier
         elif alone:
             self._suspects = named or list(self._requests)
@@ -315,9 +301,7 @@ class Unfinished:
         return self.next()
 
     def next(self) -> list[Any]:
-        """Return the requests whose turn it is where they run one at a time: none while another one
-        runs.
-        """
+        """Return the requests to send now if they run one at a time; none while one runs."""
         if not self._is_alone or self._running in self._requests:
             return []
         while self._suspects:
@@ -330,8 +314,9 @@ class Unfinished:
         return [self._resumed(name) for name in held if name in self._requests]
 
     def lost(self, *, most_tokens: int | None = None) -> dict[str, str]:
-        """Return the requests that cannot go on, and why; ``most_tokens`` is the longest request of
-        the engine that was made again.
+        """Return the requests that cannot continue, each with the reason.
+
+        ``most_tokens`` is the restarted engine's limit for one request; None if it is unknown.
         """
         known = self._features()
         found = {}
@@ -339,22 +324,16 @@ class Unfinished:
             why = why_lost(one.asked, len(one.tokens), known, is_session=one.is_session)
             length = len(one.asked.prompt_token_ids or ()) + len(one.tokens)
             if why is None and most_tokens is not None and length >= most_tokens:
-                why = (
-                    f"it has {length} tokens, and the engine that was made again takes "
-                    f"{most_tokens}"
-                )
+                why = f"it has {length} tokens, but the restarted engine allows only {most_tokens}"
             if why is not None:
                 found[name] = why
         return found
 
     def at_fault(self, most: int) -> str | None:
-        """Return the request that ran alone when the engine died, the ``most``-th time; None where
-        none did.
-        """
+        """Return the request that ran alone in the ``most``-th death; None without one."""
+        found = None
         if self._is_alone:
             found = self._requests.get(self._running or "")
-        else:
-            found = None
         if found is None:
             return None
         found.deaths_alone += 1
@@ -363,15 +342,11 @@ class Unfinished:
         return None
 
     def is_of_tokens(self, name: str) -> bool:
-        """Return whether a request generates: one for a vector or a score has no way to tell that
-        it failed.
-        """
+        """Return whether a request generates text; a pooling request cannot report its failure."""
         return self._requests[name].asked.sampling_params is not None
 
     def _features(self) -> dict[str, Any]:
-        """Return the images and the like that unfinished requests carry, by hash: what an engine
-        knows is not sent twice.
-        """
+        """Return the media of unfinished requests by hash; an engine receives each only once."""
         features = (
             one
             for found in self._requests.values()
@@ -381,14 +356,14 @@ class Unfinished:
 
     def _resumed(self, name: str) -> Any:
         found = self._requests[name]
-        asked, found.again = resumed(
+        asked, found.again = resume_request(
             found.asked, found.tokens, self._features(), is_exact=self._is_exact
         )
         return asked
 
 
 def _cut(found: _Request, output: Any) -> None:
-    """Cut what was delivered before out of an output."""
+    """Remove repeated tokens from an output."""
     new = output.new_token_ids
     known = len(found.tokens) - found.again
     cut = min(found.again, len(new))

@@ -1,6 +1,4 @@
-"""One start of vLLM in this process: attempted while its processes are heard, and again with other
-arguments.
-"""
+"""Start vLLM in this process, read its processes' records, and repeat with changes."""
 
 from __future__ import annotations
 
@@ -35,33 +33,34 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import EndedStart, MadeAgain, MakeAgain
+from oomguard.engines.start_attempt import RestartedEngine, RestartEngine, StartResult
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.in_process import message_sender
-from oomguard.engines.vllm.in_process.core_client import LastingClient, step_in_use
-from oomguard.engines.vllm.in_process.core_restart import attend, may_attend
+from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits
+from oomguard.engines.vllm.in_process.core_restart import (
+    can_restart_core,
+    install_restarting_client,
+)
 from oomguard.engines.vllm.in_process.message_receiver import (
     MessageReceiver,
-    in_the_last_step,
     is_same,
-    last_words,
+    last_tracebacks,
     lines_of,
+    requests_in_last_step,
     segments_of,
 )
 from oomguard.engines.vllm.plugin import GROUP, LISTENER, fitting, is_plain
-from oomguard.engines.vllm.plugin_messages import arguments_told, settings_of
+from oomguard.engines.vllm.plugin_messages import reported_arguments, settings_of
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
 from oomguard.scan.effective_settings import ARGUMENTS
 
-# Whose turn it is to start an engine: two that start at once on one device measure each other's
-# memory.
+# Guarded starts on one device run one after another: two at once would measure each other's memory.
 #
-# A lock of this user's on each device, held while a guarded start goes on, in every process. Not
-# longer: an engine that was forked meanwhile holds the descriptor too, so the lock is given up and
-# not only closed.
+# Each device has a lock file of this user, which all processes share. A forked engine inherits the
+# descriptor, so the lock is released explicitly and not only closed.
 
-# Which devices a process sees, in the order in which the platforms ask.
+# The variables that choose a process's devices, in the order in which vLLM's platforms read them.
 _VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -69,26 +68,24 @@ _VARIABLES: Final = (
     "ZE_AFFINITY_MASK",
 )
 _ALL: Final = "all"
-# A model's weights may take minutes to load; a start that hangs is not to keep the others from
-# theirs.
+# Weights may take minutes to load, but a start that hangs must not block the others.
 WAITS_S: Final = 900.0
 _LOOKS_EVERY_S: Final = 0.2
-# How often a lock is tried anew that somebody removes at the same time.
+# How often to retry if another process removes the lock file meanwhile.
 _TRIES: Final = 50
 
 
 @contextlib.contextmanager
-def turn(
+def device_lock(
     folder: Path | None = None,
     *,
     waits_s: float = WAITS_S,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Wait until no other guarded start goes on that sees one of these devices, and hold that while
-    the block runs.
+    """Wait until no other guarded start uses one of these devices, and hold their locks.
 
-    Do without where no lock can be made. After ``waits_s`` seconds the start goes on all the same,
-    and says so; once ``stop`` is true, at once.
+    Without a lock file the start is not delayed. After ``waits_s`` seconds the start continues with
+    a warning. Once ``stop`` returns true it continues at once.
     """
     held: list[_Lock] = []
     try:
@@ -109,7 +106,7 @@ def turn(
 
 
 class _Lock:
-    """A lock on a file that is there only while somebody holds it or waits for it."""
+    """A lock on a file that exists only while a process holds it or waits for it."""
 
     def __init__(self, path: Path, kind: int) -> None:
         self._path = path
@@ -117,8 +114,9 @@ class _Lock:
         self._descriptor = -1
 
     def take(self, until_s: float, stop: Callable[[], bool]) -> bool:
-        """Take it; return whether it is held: not where the file cannot be made, nor where the time
-        is over or ``stop`` is true.
+        """Take the lock; return whether it is held.
+
+        It is not if the file cannot be made, the time is over, or ``stop`` returns true.
         """
         is_told = False
         while True:
@@ -131,27 +129,28 @@ class _Lock:
                 return False
             if time.monotonic() > until_s:
                 get_logger().warning(
-                    "another engine still starts", then="this one starts beside it"
+                    "another engine still starts", then="this one starts at the same time"
                 )
                 return False
             if not is_told:
                 get_logger().info(
                     "waiting for another engine to start",
-                    because="two at once measure each other's memory",
+                    because="two starts at once would measure each other's memory",
                 )
                 is_told = True
             time.sleep(_LOOKS_EVERY_S)
 
     def _is_taken(self) -> bool:
-        """Take it, unless somebody holds it; who held it before has removed the file that was
-        locked. Raises OSError.
+        """Take the lock unless another process holds it. Raises OSError.
+
+        The previous holder may have removed the locked file, so it is checked again.
         """
         for _ in range(_TRIES):
             try:
                 descriptor = os.open(
                     self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
                 )
-            except FileNotFoundError:  # who gives a lock up removes the folder with it
+            except FileNotFoundError:  # the previous holder removed the folder
                 with contextlib.suppress(FileExistsError):
                     self._path.parent.mkdir(mode=0o700)
                 continue
@@ -171,8 +170,9 @@ class _Lock:
         return False
 
     def give_up(self) -> None:
-        """Remove the file where nobody else holds it, and unlock it: a fork of this process may
-        hold the descriptor too.
+        """Remove the file if no other process holds it, and unlock it.
+
+        A fork of this process may hold the descriptor too, so closing it would not unlock it.
         """
         with contextlib.suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,8 +184,10 @@ class _Lock:
 
 
 def _locks(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return each lock and how it is held: those who see some devices exclude each other by device,
-    and one who sees all excludes all.
+    """Return each lock file with its mode.
+
+    Processes with some devices exclude each other by device. A process that sees all devices
+    excludes all others.
     """
     named = next((value for name in _VARIABLES if (value := environ.get(name, "").strip())), "")
     devices = sorted({part.strip() for part in named.split(",") if part.strip()})
@@ -202,10 +204,10 @@ def _file_name(device: str) -> str:
 
 
 def _private(folder: Path) -> Path | None:
-    """Return a folder that only this user writes to; None where no such folder can be made."""
+    """Return a folder that only this user can write to; None if there is none."""
     place = folder / f"oomguard-starts-{os.geteuid()}"
     found = None
-    for _ in range(_TRIES):  # who gives a lock up removes the folder with it
+    for _ in range(_TRIES):  # the last holder of a lock removes the folder
         try:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
@@ -225,32 +227,29 @@ def _private(folder: Path) -> Path | None:
     return None
 
 
-# A start that will not end: a core that failed and waits for a worker that never hears it, or one
-# that takes too long or is given up.
-#
-# vLLM's core asks its workers to end by a signal, which a worker can lose, and then waits for them
-# without a limit; so does the front end for the core. Ended here are only the processes of this
-# start, its workers first: then the core ends by itself.
+# A failed core asks its workers to end by a signal, which a worker can miss, and waits for them
+# without a limit. The front end waits for the core in the same way. The watchdog kills only the
+# processes of this start, workers first; then the core ends by itself.
 
 LOOKS_EVERY_S: Final = 0.5
-# vLLM's processes end within 5 seconds of a failure where nothing is lost.
+# Without such a hang, vLLM's processes end within 5 seconds of a failure.
 ENDS_WITHIN_S: Final = 20.0
 _CORE_FOLLOWS_WITHIN_S: Final = 5.0
-GIVEN_UP: Final = "nobody waits for it any more, and it was ended"
-# How vLLM names a core's process (vllm/v1/engine/utils.py CoreEngineProcManager, 0.10 to 0.32).
+GIVEN_UP: Final = "stopped the start, because its caller no longer waits for it"
+# vLLM's name for a core process (vllm/v1/engine/utils.py CoreEngineProcManager, 0.10 to 0.32).
 _CORE: Final = "EngineCore"
 
 
 class StartupWatchdog:
-    """A start that is watched while it lasts.
+    """Ends a start that hangs, takes too long, or is given up.
 
     Args:
-        listener: hears the start's processes.
-        within_s: the seconds that it may take; None: any.
-        is_given_up: whether nobody waits for it any more.
+        listener: receives the records of the start's processes.
+        within_s: the seconds that the start may take; None: no limit.
+        is_given_up: returns whether the caller no longer waits for it.
 
     Attributes:
-        ended_because: why it was ended before it had started; None where it was not.
+        ended_because: why the watchdog ended the start; None if it did not.
     """
 
     def __init__(
@@ -268,12 +267,11 @@ class StartupWatchdog:
         self.ended_because: str | None = None
 
     @contextlib.contextmanager
-    def lasting(self) -> Iterator[StartupWatchdog]:
+    def running(self) -> Iterator[StartupWatchdog]:
         """Watch in a thread until the block ends."""
         thread = threading.Thread(target=self._watch, name="oomguard-start-watch", daemon=True)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no more threads can be started: then it is not watched
+        # Without another thread the start is not watched.
+        with contextlib.suppress(RuntimeError):
             thread.start()
         try:
             yield self
@@ -297,20 +295,19 @@ class StartupWatchdog:
                 self._end_all(spared=stuck)
                 return
             if self.ended_because is None and (late or self._is_given_up()):
-                too_long = f"it had not started within {self._within_s or 0:g} s, and was ended"
                 if late:
-                    self.ended_because = too_long
+                    limit_s = self._within_s or 0
+                    self.ended_because = f"stopped the start, because it took over {limit_s:g} s"
                 else:
                     self.ended_because = GIVEN_UP
-                get_logger().warning("the engine's start is ended", because=self.ended_because)
-            if (
-                self.ended_because is not None
-            ):  # each time: one that is killed may have begun another
+                get_logger().warning("stopped the engine's start", because=self.ended_because)
+            # In each round: a process may have started another one before it was killed.
+            if self.ended_because is not None:
                 self._end_all(spared=set())
 
     def _end_all(self, spared: set[int]) -> None:
-        """Kill the start's processes; those ``spared`` only where they do not follow."""
-        self._kill(set(self._listener.speakers) - spared)
+        """Kill the start's processes; kill those in ``spared`` only if they do not end too."""
+        self._kill(set(self._listener.senders) - spared)
         for process in self._new_cores():
             if process.pid not in spared:
                 with contextlib.suppress(ValueError):  # closed meanwhile
@@ -322,13 +319,14 @@ class StartupWatchdog:
             and not self._over.wait(0.05)
         ):
             pass
-        self._kill(set(self._listener.speakers))
+        self._kill(set(self._listener.senders))
 
     def _new_cores(self) -> list[BaseProcess]:
-        """Return the cores that were begun since: one says its first word seconds later, once it
-        has imported the engine.
+        """Return the core processes started since.
+
+        A core sends its first record seconds later, after it has imported the engine.
         """
-        with contextlib.suppress(RuntimeError):  # another thread has just begun a process
+        with contextlib.suppress(RuntimeError):  # another thread starts a process right now
             return [
                 p for p in active_children() if p not in self._before and p.name.startswith(_CORE)
             ]
@@ -340,13 +338,11 @@ class StartupWatchdog:
                 os.kill(pid, signal.SIGKILL)
 
     def _is_alive(self, pid: int) -> bool:
-        return is_same(pid, self._listener.speakers.get(pid))
+        return is_same(pid, self._listener.senders.get(pid))
 
 
-# The arguments of one start: what the program gave, and a copy of them with settings changed.
-#
-# The program's own object goes into the first attempt and is left alone afterwards: vLLM writes
-# into it while it starts.
+# The first attempt gets the program's own argument object, and later ones get copies: vLLM writes
+# into the object during a start.
 
 _ENGINE: Final = "vllm"
 _NAME: Final = "engine_args"
@@ -356,7 +352,7 @@ class StartArguments:
     """The arguments of one call that starts an engine.
 
     Args:
-        function: the call's function; it tells which argument holds those of the engine.
+        function: the call's function; its signature shows which argument is the engine's.
         args: positional arguments of the call.
         kwargs: its keyword arguments.
     """
@@ -376,7 +372,7 @@ class StartArguments:
         self.version = _version()
 
     def call(self, changed: Mapping[str, FactValue]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the call's arguments: the program's own, where nothing is changed.
+        """Return the call's arguments; the program's own ones if nothing is changed.
 
         Raises:
             TypeError: a value does not fit its argument.
@@ -396,13 +392,14 @@ class StartArguments:
         return self._args, {**self._kwargs, _NAME: arguments}
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what differs from the engine's defaults, as canonical settings; empty where the
-        call has no arguments to read.
+        """Return the arguments that differ from the engine's defaults, as canonical settings.
+
+        Empty if the call has no readable arguments.
         """
         if not self._is_known:
             return {}
-        names = set(arguments_told())
-        told = {
+        names = set(reported_arguments())
+        differing = {
             f.name: value
             for f in dataclasses.fields(self._first)
             if f.name in names
@@ -414,7 +411,7 @@ class StartArguments:
             found = {"model": model}
         else:
             found = {}
-        known: dict[str, FactValue] = {**found, **settings_of(told)}
+        known: dict[str, FactValue] = {**found, **settings_of(differing)}
         return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items()}
 
     def carries(self, name: str) -> bool:
@@ -423,7 +420,7 @@ class StartArguments:
         return self._is_known and own.kwarg in {f.name for f in dataclasses.fields(self._first)}
 
     def beaten_by(self, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
-        """Return the variable that sets a setting over the argument; None where none does."""
+        """Return the variable that overrides a setting's argument; None without one."""
         return set_by_variable(Launch((sys.executable,)), name, facts, os.environ)
 
     def _given(self) -> Any:
@@ -435,9 +432,7 @@ class StartArguments:
 def _position(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int | None:
-    """Return where the engine's arguments stand among the positional ones; None where
-    they do not.
-    """
+    """Return the index of the engine's arguments among the positional ones; None without it."""
     if _NAME in kwargs:
         return None
     try:
@@ -454,54 +449,48 @@ def _position(
 
 
 def _copied(arguments: Any) -> Any:
-    """Return a copy that vLLM may write into; a field that cannot be copied is shared."""
+    """Return a copy that vLLM may change; fields that cannot be copied are shared."""
     made = copy.copy(arguments)
     for one in dataclasses.fields(arguments):
         value = getattr(arguments, one.name)
         if is_plain(value) or value is None:
             continue
-        with contextlib.suppress(
-            Exception
-        ):  # whatever an object of the program's raises: it stays as it is
+        # Any exception may come from a program's object; then the copy shares it.
+        with contextlib.suppress(Exception):
             setattr(made, one.name, copy.deepcopy(value))
     return made
 
 
 def _version() -> str | None:
-    """Return the version of the vLLM that is loaded, without its local part; None where it tells
-    none.
-    """
+    """Return the loaded vLLM's version without its local part; None if it is unknown."""
     found = getattr(sys.modules.get("vllm"), "__version__", None)
     if isinstance(found, str) and found[:1].isdigit():
         return found.partition("+")[0]
     return None
 
 
-# What a failed start left: the processes that spoke as its engine's, and the shared memory that
-# they said they made.
-#
-# Only those. A process of the user's that was started in the same seconds is not touched, and
-# neither is a file in /dev/shm that nobody named.
+# Clean up after a failed start: only processes that sent records as the engine's, and only shared
+# memory that they reported. Other processes and files of the user are never touched.
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Python puts it
-# How the C library names the file of a semaphore there.
+# The C library's prefix for a semaphore's file there.
 _SEMAPHORE: Final = "sem."
-# vLLM ends its own processes; this is for those that it leaves.
+# vLLM ends its own processes within this time.
 _ENDS_BY_ITSELF_S: Final = 5.0
 _ENDS_AFTER_TERM_S: Final = 3.0
 _GONE_AFTER_KILL_S: Final = 2.0
 
 
-def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
-    """End the processes that spoke and are still there; return those that even SIGKILL did not end.
+def end_processes(senders: Mapping[int, int | None]) -> tuple[int, ...]:
+    """End the processes that are still alive; return those that even SIGKILL did not end.
 
-    ``speakers`` maps each to the ticks at which it was started, so that another process of its
-    number is left alone.
+    ``senders`` maps each process to its start in clock ticks, so that a new process with the same
+    number is not killed.
     """
 
     def alive() -> tuple[int, ...]:
         _reap()
-        return tuple(pid for pid, ticks in speakers.items() if is_same(pid, ticks))
+        return tuple(pid for pid, ticks in senders.items() if is_same(pid, ticks))
 
     left = _wait(alive, _ENDS_BY_ITSELF_S)
     for number, wait_s in (
@@ -510,7 +499,9 @@ def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
     ):
         if left:
             get_logger().info(
-                "ending what the failed start left", processes=list(left), signal=number.name
+                "ending processes of the failed start",
+                processes=list(left),
+                signal=number.name,
             )
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -523,7 +514,7 @@ def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
 
 
 def remove_segments(names: Iterable[str], folder: Path = FOLDER) -> tuple[str, ...]:
-    """Remove the shared memory of these names that is still there; return the names that were."""
+    """Remove the shared memory segments with these names; return those that were removed."""
     removed = []
     for name in dict.fromkeys(names):
         if not name or "/" in name:
@@ -538,9 +529,7 @@ def remove_segments(names: Iterable[str], folder: Path = FOLDER) -> tuple[str, .
 
 
 def _forget(name: str) -> None:
-    """Tell Python's resource tracker, which the processes share, that it has nothing to remove: it
-    would warn at the end.
-    """
+    """Unregister a removed segment from Python's resource tracker, which would warn at the end."""
     from multiprocessing import resource_tracker
 
     if name.startswith(_SEMAPHORE):
@@ -552,7 +541,7 @@ def _forget(name: str) -> None:
 
 
 def _reap() -> None:
-    """Collect children of multiprocessing that have ended."""
+    """Collect multiprocessing children that have ended."""
     from multiprocessing import active_children
 
     active_children()
@@ -565,20 +554,18 @@ def _wait(alive: Callable[[], tuple[int, ...]], seconds: float) -> tuple[int, ..
     return left
 
 
-# An engine that sleeps (vLLM's sleep mode) and is to wake: the memory that it gave up must be free,
-# else its core dies of it.
-#
-# Its workers told how much each of them gave up; the driver tells what is free now, on the device
-# that it has each of them on.
+# A sleeping engine (vLLM's sleep mode) needs the memory back that its workers freed, or its core
+# dies. The workers logged how much each of them freed, and NVML shows what is free now.
 
-# vllm/v1/worker/gpu_worker.py, sleep; GiB with two decimals.
+# From vllm/v1/worker/gpu_worker.py, sleep; GiB with two decimals.
 FREED: Final = re.compile(r"Sleep mode freed ([\d.]+) GiB memory")
 _ROUNDED_BYTES: Final = 2**30 // 200
 
 
 def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """Return what each worker gave up when it was last put to sleep, by process id, as little as
-    its rounded words allow.
+    """Return the bytes that each worker freed in its last sleep, by process id.
+
+    The logged value is rounded, so the lowest possible one counts.
     """
     found: dict[int, int] = {}
     for row in rows:
@@ -587,17 +574,17 @@ def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
         if (
             isinstance(text, str)
             and isinstance(pid, int)
-            and (told := FREED.search(text)) is not None
+            and (freed := FREED.search(text)) is not None
         ):
-            found[pid] = max(0, round(float(told[1]) * 2**30) - _ROUNDED_BYTES)
+            found[pid] = max(0, round(float(freed[1]) * 2**30) - _ROUNDED_BYTES)
     return found
 
 
 def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise WakeUpError where a device has less free than the engine's workers gave up on it.
+    """Raise WakeUpError if a device has less free memory than the engine's workers freed on it.
 
-    Nothing is checked of a worker that the driver does not show: in a container that hides
-    processes, or without NVML.
+    Workers that the driver does not show are not checked: in a container with its own process ids,
+    or without NVML.
     """
     freed = freed_bytes(rows)
     for device in devices() or () if freed else ():
@@ -605,38 +592,37 @@ def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
         needed = sum(size for pid, size in freed.items() if pid in by_pid)
         if device.free_bytes is not None and needed > device.free_bytes:
             raise WakeUpError(
-                f"the engine is not woken: it needs {format_gib(needed)} of GPU {device.index}, "
-                f"{format_gib(device.free_bytes)} is free"
+                f"oomguard did not wake the engine: it needs {format_gib(needed)} on GPU "
+                f"{device.index}, but {format_gib(device.free_bytes)} is free"
                 f"{_holders(device, freed)}",
                 hint=(
-                    "It still sleeps. End what holds the memory, or put that to sleep, and wake it "
-                    "up again."
+                    "The engine still sleeps. End the other processes or let them sleep, then wake "
+                    "it up again."
                 ),
             )
 
 
 def _holders(device: Device, own: Mapping[int, int]) -> str:
-    """Return the other processes on a device, the largest first."""
+    """Return the other processes on a device as text, largest first."""
     others = {
         pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own
     }
     largest = sorted(others, key=lambda pid: -others[pid])[:4]
-    told = ", ".join(
+    listed = ", ".join(
         f"process {pid} with {format_gib(others[pid])}" if others[pid] else f"process {pid}"
         for pid in largest
     )
-    if told:
-        return f"; held by {told}"
+    if listed:
+        return f"; held by {listed}"
     return ""
 
 
-# What the processes of a start print, taken at the descriptor: of one that died before it could
-# speak this is all there is.
+# Capture what a start's processes print: for a process that died before it could send a record,
+# this is all there is.
 #
-# While the start goes on a pipe lies at the descriptor, and what comes out of it is written to
-# where it would have gone. Then this process has its descriptor back. What was started meanwhile
-# keeps the pipe, so its pump goes on until the last of it has ended. Copying comes first: nothing
-# waits for a diagnosis.
+# During the start a pipe replaces the descriptor, and a pump copies the pipe to the original
+# target. Afterwards this process gets its descriptor back. Child processes keep the pipe, so the
+# pump runs until the last of them ends. Copying never waits for a diagnosis.
 
 _CHUNK_BYTES: Final = 1 << 16
 _MOST_FIRST_BYTES: Final = 1 << 18
@@ -645,8 +631,9 @@ _DRAINS_WITHIN_S: Final = 0.5
 
 
 class Capture:
-    """Takes what is written to one descriptor, from ``begin`` to ``end``; a descriptor that cannot
-    be taken stays as it is.
+    """Captures what is written to one descriptor, from ``begin`` to ``end``.
+
+    A descriptor that cannot be replaced stays unchanged.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -655,7 +642,7 @@ class Capture:
         self._pump: _Pump | None = None
 
     def begin(self) -> None:
-        """Lay the pipe; never raises for a descriptor that cannot be taken."""
+        """Replace the descriptor by a pipe; never raises if that fails."""
         _flush()
         reading = writing = out = saved = None
         try:
@@ -681,7 +668,7 @@ class Capture:
                 os.close(writing)
 
     def end(self) -> None:
-        """Give the descriptor back, and write what has come through the pipe until then."""
+        """Restore the descriptor, and copy what is still in the pipe."""
         if self._saved is None or self._pump is None:
             return
         _flush()
@@ -693,17 +680,16 @@ class Capture:
         self._pump.drain()
 
     def text(self) -> str:
-        """Return what was written, its beginning and its end; afterwards nothing is
-        kept any more.
-        """
+        """Return the beginning and the end of the captured text, and stop capturing."""
         if self._pump is None:
             return ""
         return self._pump.taken().decode("utf-8", "replace")
 
 
 class _Pump(threading.Thread):
-    """Copies a pipe to a descriptor until all writers are gone, and owns both; a copy that cannot
-    be written is dropped.
+    """Copies a pipe to a descriptor until all writers are gone, and owns both.
+
+    Data that cannot be written is dropped.
     """
 
     def __init__(self, reading: int, out: int) -> None:
@@ -716,13 +702,12 @@ class _Pump(threading.Thread):
         self._is_writing = False
 
     def run(self) -> None:
-        """Copy to the end."""
+        """Copy until the end of the pipe."""
         try:
             while True:
                 select.select([self._reading], [], [])
-                self._is_writing = (
-                    True  # before it is read, so that an empty pipe means that all is written
-                )
+                # Set before the read, so that an empty pipe means that all data is written.
+                self._is_writing = True
                 data = os.read(self._reading, _CHUNK_BYTES)
                 if not data:
                     return
@@ -738,7 +723,7 @@ class _Pump(threading.Thread):
             self._reading = -1
 
     def drain(self) -> None:
-        """Wait, for a moment at most, until what is in the pipe has been written."""
+        """Wait until the pipe's data is written, for at most half a second."""
         until_s = time.monotonic() + _DRAINS_WITHIN_S
         while (
             time.monotonic() < until_s
@@ -748,7 +733,7 @@ class _Pump(threading.Thread):
             time.sleep(0.001)
 
     def taken(self) -> bytes:
-        """Return what was kept, and keep no more."""
+        """Return the captured bytes, and stop capturing."""
         self._keeps = False
         text = bytes(self._first) + b"".join(self._last)
         self._first.clear()
@@ -779,9 +764,8 @@ class _Pump(threading.Thread):
                 view = view[os.write(self._out, view) :]
             except BlockingIOError:
                 select.select([], [self._out], [])
-            except (
-                OSError
-            ):  # its reader is gone, or its disk is full: who writes must not wait for that
+            except OSError:
+                # The reader is gone or the disk is full; the writer must not wait for that.
                 return
 
 
@@ -796,17 +780,16 @@ _PLUGIN: Final = "oomguard"
 _STDOUT = 1
 _STDERR = 2
 _SIGKILL_STATUS: Final = -9
-# Where the engine core ran in this process, its CUDA context does not recover from an error of the
-# driver's.
+# If the engine core ran in this process, its CUDA context does not recover from a driver error.
 _SPOILS: Final = "CUDA error"
-# The environment, the descriptors and the device belong to the process: one start at a time. Two at
-# once would also measure each other's memory.
+# The environment, the descriptors and the device belong to the process, so one start runs at a
+# time. Two at once would also measure each other's memory.
 _one_at_a_time = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a fork of this process nobody may be left to release it."""
-    global _one_at_a_time  # noqa: PLW0603 - of this process
+    """Replace the lock in a fork of this process, where no thread could release it."""
+    global _one_at_a_time  # noqa: PLW0603 - one lock for this process
     _one_at_a_time = threading.Lock()
 
 
@@ -814,8 +797,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class VllmStart:
-    """A call that starts an engine: ``LLMEngine.from_engine_args`` and its like, which every front
-    end goes through.
+    """A call that starts an engine, such as ``LLMEngine.from_engine_args``.
 
     Args:
         function: the call's function.
@@ -824,7 +806,7 @@ class VllmStart:
     """
 
     phase: str | None = None
-    tells_success = True
+    reports_success = True
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -837,29 +819,30 @@ class VllmStart:
         self.is_given_up: Callable[[], bool] = lambda: False
 
     def behind(self, incident: Incident) -> None:
-        """Return nothing: what the engine printed tells which model it runs."""
+        """Return None: the engine's output names its model."""
 
     def attempt(
         self, changed: Mapping[str, FactValue], within_s: float | None = None
-    ) -> EndedStart:
-        """Start the engine with these settings changed, in so many seconds or any number, and
-        return how that ended.
+    ) -> StartResult:
+        """Start the engine with these settings changed, and return how the attempt ended.
+
+        ``within_s`` None: no time limit.
         """
         args, kwargs = self._arguments.call(changed)
-        with _one_at_a_time, turn(stop=self.is_given_up):
+        with _one_at_a_time, device_lock(stop=self.is_given_up):
             if self.is_given_up():
-                return EndedStart(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
+                return StartResult(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
             before = read_cgroup()
             self._listener = MessageReceiver()
             result = None
             error = None
             watched = StartupWatchdog(self._listener, within_s, self.is_given_up)
-            with _heard(self._listener) as captures, watched.lasting():
+            with _receive_and_capture(self._listener) as captures, watched.running():
                 try:
                     result = self._function(*args, **kwargs)
-                    self._listener.stays = may_attend(result)
+                    self._listener.stays = can_restart_core(result)
                 except Exception as raised:  # noqa: BLE001
-                    # judged by the caller, and raised again unless it is remedied
+                    # The caller judges it, and raises it again if there is no remedy.
                     error = raised.with_traceback(
                         raised.__traceback__ and raised.__traceback__.tb_next
                     )
@@ -867,111 +850,101 @@ class VllmStart:
             printed = "\n".join(capture.text() for capture in captures)
         try:
             if error is None:
-                return EndedStart(result, lines=lines_of(self._listener.rows(), None))
+                return StartResult(result, lines=lines_of(self._listener.rows(), None))
             return self._failed(error, before, printed, watched)
         finally:
-            # The exception's frames hold this one, and it all frames down to the program's: an
-            # engine of a later start in one of them would live until a collection.
+            # The exception's frames refer to this one, and it to the program's frames. Without this
+            # an engine of a later start would live until the next garbage collection.
             del error
 
     def _failed(
         self, error: Exception, before: Cgroup | None, printed: str, watched: StartupWatchdog
-    ) -> EndedStart:
-        """Return how a start ended that raised."""
+    ) -> StartResult:
+        """Return the result of a start that raised."""
         rows = self._listener.rows()
         after = read_cgroup()
-        return EndedStart(
+        return StartResult(
             error=error,
             lines=lines_of(rows, error),
-            last_words=last_words(rows),
+            last_words=last_tracebacks(rows),
             printed=printed,
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, after)),
             not_again=watched.ended_because or self._why_not_again(error),
             is_ended=watched.ended_because is not None,
         )
 
-    def attend(self, engine: Any, make_again: MakeAgain) -> None:
-        """Hear the engine's processes for as long as it lives, and have it made again where its
-        core dies.
-        """
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
+        """Receive the engine's records while it lives, and restart its core after a death."""
         if not self._listener.stays:
             return
-        self._in_use = step_in_use(engine)
-        weakref.finalize(engine, self._stop_hearing)
+        self._in_use = step_limits(engine)
+        weakref.finalize(engine, self._close_receiver)
 
-        def died(error: Exception, client: LastingClient) -> MadeAgain | None:
+        def died(error: Exception, client: RestartingClient) -> RestartedEngine | None:
             ended = self._ended_at_work(error, client.before)
-            client.suspects = in_the_last_step(self._listener.rows())
+            client.suspects = requests_in_last_step(self._listener.rows())
             return make_again(ended, client.unfinished.progressed)
 
-        attend(engine, died)
+        install_restarting_client(engine, died)
         client = weakref.ref(engine.engine_core)
         self.is_given_up = lambda: (lasting := client()) is None or lasting.is_given_up
         engine.engine_core.before_waking = lambda: check_room(self._listener.rows())
 
-    def _stop_hearing(self) -> None:
-        """Close the listener of the engine that works now: another one after each death."""
+    def _close_receiver(self) -> None:
+        """Close the receiver of the current engine; each restart makes a new one."""
         self._listener.close()
 
-    def _ended_at_work(self, error: Exception, before: Cgroup | None) -> EndedStart:
-        """Return how an engine ended that had begun to work."""
+    def _ended_at_work(self, error: Exception, before: Cgroup | None) -> StartResult:
+        """Return how an engine ended after it had started."""
         self._listener.settle()
         rows = self._listener.rows()
-        return EndedStart(
+        return StartResult(
             error=error,
             lines=lines_of(rows, error),
-            last_words=last_words(rows),
+            last_words=last_tracebacks(rows),
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, read_cgroup())),
         )
 
-    def leave_nothing(self) -> None:
-        """End what the attempt before left, and drop what was kept of it."""
+    def clean_up(self) -> None:
+        """End the processes of the last attempt, and drop its records."""
         gc.collect()
-        speakers = self._listener.speakers
-        left = end_processes(speakers)
+        senders = self._listener.senders
+        left = end_processes(senders)
         if left:
-            get_logger().warning("what the failed start left does not end", processes=list(left))
+            get_logger().warning("processes of the failed start do not end", processes=list(left))
         removed = remove_segments(segments_of(self._listener.rows()) if not left else ())
         if removed:
-            get_logger().debug(
-                "removed what the failed start left in shared memory", segments=list(removed)
-            )
+            get_logger().debug("removed shared memory of the failed start", segments=list(removed))
         self._listener.close()
         self._listener = MessageReceiver()
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what the program gave the engine, and of one that has worked what its steps had
-        beside that.
-        """
+        """Return the program's engine settings, and the step limits of an engine that has run."""
         return {**self._in_use, **self._arguments.settings_in_force()}
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether a setting can be changed; say once why where a variable beats it."""
+        """Return whether a setting can be changed; log once if a variable overrides it."""
         over = self._arguments.beaten_by(name, facts)
         if over is not None and name not in self._told:
             self._told.add(name)
             get_logger().warning(
-                "left as it is", setting=name, because=f"{over.source} in the environment sets it"
+                f"did not change {name}: an environment variable sets it", variable=over.source
             )
         return over is None and self._arguments.carries(name)
 
     def _why_not_again(self, error: Exception) -> str | None:
-        """Return why another start in this process would fail whatever its arguments."""
-        if self._listener.speakers or _SPOILS not in str(error):
+        """Return why another start in this process would fail with any arguments; None if not."""
+        if self._listener.senders or _SPOILS not in str(error):
             return None
-        return (
-            "the engine ran in this process, and a CUDA error stays in it: only a new process will "
-            "do"
-        )
+        return "the engine ran in this process, and its CUDA error stays: start it in a new process"
 
 
 @contextlib.contextmanager
-def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
-    """Hear what the engine's processes say while it starts, and take what they print; leave
-    everything as it was.
+def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
+    """Receive the records of the engine's processes and capture what they print during a start.
 
-    Where they will not speak that is both streams, else the one on which a process prints that dies
-    of a signal.
+    Afterwards everything is as before. If the processes cannot send records, both streams are
+    captured; otherwise only stderr, which has the last output of a process killed by a signal.
     """
     from multiprocessing import resource_tracker
 
@@ -982,18 +955,18 @@ def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
         if listener.path is not None:
             variables = {LISTENER: listener.path}
             allowed = os.environ.get(_ALLOWED)
-            if allowed is not None:  # an allow-list: joined where the user has one, never made
+            if allowed is not None:  # join the user's allow-list, but never create one
                 variables[_ALLOWED] = ",".join(
                     dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN])
                 )
             before = {name: os.environ.get(name) for name in variables}
             os.environ.update(variables)
-            message_sender.be_listener()
-            message_sender.speak(listener.path)
+            message_sender.mark_as_receiver()
+            message_sender.start_sending(listener.path)
         else:
-            get_logger().debug("the engine's processes are not heard", reason=listener.problem)
+            get_logger().debug("cannot receive the engine's log records", reason=listener.problem)
         with contextlib.suppress(Exception):
-            # it lives as long as this process, and would keep one of our pipes
+            # The tracker lives as long as this process, and would keep one of our pipes open.
             resource_tracker.ensure_running()
         captures += [Capture(_STDERR)]
         if listener.path is None or not _is_installed():
@@ -1009,15 +982,13 @@ def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        message_sender.fall_silent()
+        message_sender.stop_sending()
         if not listener.stays:
             listener.close()
 
 
 def _is_installed() -> bool:
-    """Return whether vLLM's processes will find the plugin: where they do not, all that they print
-    is taken.
-    """
+    """Return whether vLLM's processes will load the plugin; if not, both streams are captured."""
     from importlib import metadata
 
     try:

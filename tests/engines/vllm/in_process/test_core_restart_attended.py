@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from oomguard.engines.start_attempt import MadeAgain
+from oomguard.engines.start_attempt import RestartedEngine
 from oomguard.engines.vllm.in_process import core_client
-from oomguard.engines.vllm.in_process.core_restart import attend, may_attend
+from oomguard.engines.vllm.in_process.core_restart import (
+    can_restart_core,
+    install_restarting_client,
+)
 
 
 class EngineDeadError(Exception):
@@ -161,11 +164,11 @@ def attended_engine(
     first, *others = cores
     engine, deaths, left = Engine(kind(first)), [], list(others)
 
-    def make_again(error: Exception, client: Any) -> MadeAgain | None:
+    def make_again(error: Exception, client: Any) -> RestartedEngine | None:
         deaths.append(error)
-        return MadeAgain(Engine(kind(left.pop(0))), **made) if left else None
+        return RestartedEngine(Engine(kind(left.pop(0))), **made) if left else None
 
-    attend(engine, make_again)
+    install_restarting_client(engine, make_again)
     return engine, deaths
 
 
@@ -282,7 +285,7 @@ def test_a_caller_at_an_empty_queue_is_woken(monkeypatch):
     client = SyncMPClient(Core())
     client.get_output = lambda: raised(client.outputs_queue.get(timeout=10))
     engine, deaths = Engine(client), []
-    attend(engine, lambda error, _: deaths.append(error))
+    install_restarting_client(engine, lambda error, _: deaths.append(error))
     threading.Timer(0.05, lambda: setattr(client.resources, "engine_dead", True)).start()
     with pytest.raises(EngineDeadError):
         engine.engine_core.get_output()
@@ -338,11 +341,11 @@ def test_an_engine_that_is_shut_down_while_its_core_is_made_again_leaves_none():
     engine = Engine(SyncMPClient(Core(0)))
     fresh = SyncMPClient(Core())
 
-    def make_again(error: Exception, client: Any) -> MadeAgain:
+    def make_again(error: Exception, client: Any) -> RestartedEngine:
         client.shutdown()
-        return MadeAgain(Engine(fresh))
+        return RestartedEngine(Engine(fresh))
 
-    attend(engine, make_again)
+    install_restarting_client(engine, make_again)
     with pytest.raises(EngineDeadError):
         run(engine, "a")
     assert fresh.resources.engine_dead
@@ -361,11 +364,11 @@ def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(subtests):
 def test_ctrl_c_while_a_core_is_made_again_is_the_program_s_and_nothing_is_made_after_it():
     engine, asked = Engine(SyncMPClient(Core(0))), []
 
-    def interrupted(error: Exception, client: Any) -> MadeAgain:
+    def interrupted(error: Exception, client: Any) -> RestartedEngine:
         asked.append(error)
         raise KeyboardInterrupt
 
-    attend(engine, interrupted)
+    install_restarting_client(engine, interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(engine, "a")
     with pytest.raises(EngineDeadError):
@@ -456,7 +459,7 @@ def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
             ),
         )
     engine.renderer = types.SimpleNamespace(clear_mm_cache=lambda: cleared.append(1))
-    attend(engine, lambda *_: MadeAgain(fresh))
+    install_restarting_client(engine, lambda *_: RestartedEngine(fresh))
     for name, length in (("short", 1), ("long", 60)):
         engine.engine_core.add_request(Request(name, prompt_token_ids=[1] * length))
     (failed,) = engine.engine_core.get_output().outputs
@@ -485,16 +488,16 @@ def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_al
     for name in ["InprocClient", "DPAsyncMPClient"]:
         with subtests.test(name=name):
             client = type(name, (SyncMPClient,), {})(Core())
-            assert not may_attend(Engine(client))
-            assert may_attend(Engine(SyncMPClient(Core())))
+            assert not can_restart_core(Engine(client))
+            assert can_restart_core(Engine(SyncMPClient(Core())))
             ranked = SyncMPClient(Core())
             ranked.is_dp = True
-            assert not may_attend(Engine(ranked))
+            assert not can_restart_core(Engine(ranked))
 
 
 def test_a_core_for_which_there_is_no_room_is_not_woken_and_a_part_of_it_always_is():
     engine = Engine(SyncMPClient(Core()))
-    attend(engine, lambda *_: None)
+    install_restarting_client(engine, lambda *_: None)
 
     def refuses() -> None:
         raise MemoryError("no room")

@@ -36,7 +36,7 @@ def listener() -> Iterator[MessageReceiver]:
     made = MessageReceiver()
     made.open()
     yield made
-    message_sender.fall_silent()
+    message_sender.stop_sending()
     made.close()
 
 
@@ -61,7 +61,7 @@ def test_an_error_that_another_process_logs_arrives_with_its_traceback_and_proce
     assert hello["hello"] == os.getpid()
     assert (row["level"], row["text"]) == ("ERROR", "failed")
     assert row["traceback"].endswith("ValueError: no room\n")
-    assert list(listener.speakers) == [row["pid"]] == [hello["pid"]]
+    assert list(listener.senders) == [row["pid"]] == [hello["pid"]]
 
 
 def test_what_was_said_before_a_kill_has_arrived(listener):
@@ -93,7 +93,7 @@ os.waitpid(pid, 0)
     parent, fork = listener.rows()
     assert fork["text"] == "from the fork"
     assert fork["pid"] != parent["pid"]
-    assert set(listener.speakers) == {fork["pid"], parent["pid"]}
+    assert set(listener.senders) == {fork["pid"], parent["pid"]}
 
 
 def test_a_factory_of_vllms_own_around_ours_does_not_tell_a_record_twice(listener):
@@ -103,8 +103,8 @@ class Own:
     def __call__(self, *a, **k): return self._factory(*a, **k)
 logging.setLogRecordFactory(Own(logging.getLogRecordFactory()))
 register()
-from oomguard.engines.vllm.in_process import start as leftovers, message_sender as speaking
-speaking._speaker.is_over = True
+from oomguard.engines.vllm.in_process import message_sender as speaking
+speaking._sender.is_over = True
 register()
 logging.getLogger("vllm").error("once")
 """
@@ -144,15 +144,15 @@ def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_bef
     listener,
 ):
     factory, init = logging.getLogRecordFactory(), shared_memory.SharedMemory.__init__
-    message_sender.be_listener()
-    message_sender.speak(listener.path)
+    message_sender.mark_as_receiver()
+    message_sender.start_sending(listener.path)
     logging.getLogger("vllm.config").warning("here")
-    message_sender.fall_silent()
+    message_sender.stop_sending()
     logging.getLogger("vllm.config").warning("not any more")
     listener.settle()
     (row,) = [row for row in listener.rows() if "text" in row]
     assert (row["text"], row["process"]) == ("here", "")
-    assert listener.speakers == {}
+    assert listener.senders == {}
     assert logging.getLogRecordFactory() is factory
     assert shared_memory.SharedMemory.__init__ is init
 
@@ -194,8 +194,8 @@ print(flush=True)
 sys.stdin.readline()
 logging.getLogger("vllm").error("not heard")
 logging.getLogger("vllm").error("not heard")
-from oomguard.engines.vllm.in_process import start as leftovers, message_sender as speaking
-print(speaking._speaker.is_over)
+from oomguard.engines.vllm.in_process import message_sender as speaking
+print(speaking._sender.is_over)
 """
     env = {**os.environ, LISTENER: str(listener.path)}
     with subprocess.Popen(

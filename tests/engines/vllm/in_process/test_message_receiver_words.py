@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from oomguard.diagnosis.diagnose import default_rules
 from oomguard.engines.vllm.in_process.message_receiver import (
-    in_the_last_step,
-    last_words,
+    last_tracebacks,
     lines_of,
+    requests_in_last_step,
     segments_of,
 )
 from oomguard.scan.scan import scan
@@ -52,7 +52,7 @@ def test_the_last_words_are_the_last_traceback_of_each_other_process():
         {**HEAD, "pid": 8, "process": "Worker", "text": "three", "traceback": "third"},
         {**HEAD, "pid": 9, "process": "", "text": "the process that starts", "traceback": "fourth"},
     ]
-    assert [line.text.rpartition("] ")[2] for line in last_words(rows)] == [
+    assert [line.text.rpartition("] ")[2] for line in last_tracebacks(rows)] == [
         "two",
         "second",
         "three",
@@ -77,5 +77,5 @@ def test_the_requests_of_the_last_step_are_those_of_the_last_dump():
         dump("0-9bf3: 3, cmpl-a: b: 6"),
         {**HEAD, "text": "Dumping scheduler stats"},
     ]
-    assert in_the_last_step(rows) == ("0-9bf3", "cmpl-a: b")
-    assert in_the_last_step([{**HEAD, "text": "nothing was dumped"}, {"pid": 7}]) == ()
+    assert requests_in_last_step(rows) == ("0-9bf3", "cmpl-a: b")
+    assert requests_in_last_step([{**HEAD, "text": "nothing was dumped"}, {"pid": 7}]) == ()

@@ -12,7 +12,7 @@ import pytest
 
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.in_process import message_sender
-from oomguard.engines.vllm.plugin_messages import noted_limits, noted_lines
+from oomguard.engines.vllm.plugin_messages import logged_lines, reported_limits
 
 ROOT = Path(__file__).parents[4]
 LOGS = """
@@ -36,7 +36,7 @@ LIMIT_BYTES = 3 << 30
 def run(path: Path, *before: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*before, sys.executable, "-c", LOGS],
-        env={**os.environ, "PYTHONPATH": str(ROOT), plugin.SAID: str(path), **env},
+        env={**os.environ, "PYTHONPATH": str(ROOT), plugin.LOG_FILE: str(path), **env},
         capture_output=True,
         text=True,
         check=True,
@@ -46,7 +46,7 @@ def run(path: Path, *before: str, **env: str) -> subprocess.CompletedProcess[str
 
 def test_what_vllm_logs_is_noted_with_its_traceback_and_read_as_a_log(tmp_path):
     run(tmp_path / "said.jsonl")
-    texts = [line.text for line in noted_lines(tmp_path / "said.jsonl")]
+    texts = [line.text for line in logged_lines(tmp_path / "said.jsonl")]
     assert any("Initializing a V1 LLM engine" in text for text in texts)
     assert texts[-1].endswith("ValueError: No available memory for the cache blocks.")
     assert not [text for text in texts if "not vLLM's" in text]
@@ -60,14 +60,14 @@ def test_a_folder_that_is_gone_is_no_matter_of_the_engine_s(tmp_path):
 def test_information_is_noted_up_to_a_size_and_errors_beyond_it(tmp_path, monkeypatch):
     monkeypatch.setattr(message_sender, "_MOST_INFORMATION_BYTES", 50)
     monkeypatch.setattr(message_sender, "_MOST_BYTES", 200)
-    notes = message_sender.Notes(str(tmp_path / "said.jsonl"))
+    notes = message_sender.LogFile(str(tmp_path / "said.jsonl"))
     for level in ("INFO", "INFO", "ERROR", "INFO"):
         notes.sendall(json.dumps({"level": level, "text": "x" * 40}).encode() + b"\n")
     told = [
         json.loads(line)["level"] for line in (tmp_path / "said.jsonl").read_text().splitlines()
     ]
     assert told == ["INFO", "ERROR"]
-    with pytest.raises(OSError, match="enough"):
+    with pytest.raises(OSError, match="is full"):
         for _ in range(9):
             notes.sendall(json.dumps({"level": "ERROR", "text": "x" * 40}).encode() + b"\n")
     notes.close()
@@ -77,15 +77,15 @@ def test_lines_of_a_file_that_are_none_are_left_out(tmp_path):
     (tmp_path / "said.jsonl").write_text(
         '{"half\n[]\n{"text": "kept", "level": "ERROR", "at": "a.py:1", "stamp": "s"}\n'
     )
-    assert [line.text.rpartition("] ")[2] for line in noted_lines(tmp_path / "said.jsonl")] == [
+    assert [line.text.rpartition("] ")[2] for line in logged_lines(tmp_path / "said.jsonl")] == [
         "kept"
     ]
-    assert noted_lines(tmp_path / "none.jsonl") == ()
+    assert logged_lines(tmp_path / "none.jsonl") == ()
 
 
 def test_what_a_wrapper_limits_the_engine_to_is_noted_and_nothing_where_nothing_does(tmp_path):
     run(tmp_path / "free.jsonl")
-    assert noted_limits(tmp_path / "free.jsonl") == {}
+    assert reported_limits(tmp_path / "free.jsonl") == {}
     run(
         tmp_path / "limited.jsonl",
         "bash",
@@ -93,5 +93,5 @@ def test_what_a_wrapper_limits_the_engine_to_is_noted_and_nothing_where_nothing_
         f'ulimit -d {LIMIT_BYTES >> 10} && exec "$@"',
         "bash",
     )
-    assert noted_limits(tmp_path / "limited.jsonl") == {"process_data_limit_bytes": LIMIT_BYTES}
-    assert noted_lines(tmp_path / "limited.jsonl")
+    assert reported_limits(tmp_path / "limited.jsonl") == {"process_data_limit_bytes": LIMIT_BYTES}
+    assert logged_lines(tmp_path / "limited.jsonl")

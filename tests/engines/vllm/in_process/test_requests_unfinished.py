@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.engines.vllm.in_process.requests import (
-    Unfinished,
-    computes_again,
+    UnfinishedRequests,
     follows_from_tokens,
+    repeats_tokens,
 )
 
 
@@ -67,7 +67,7 @@ class Outputs:
 
 
 def told(
-    unfinished: Unfinished, name: str, *tokens: int, finish: str | None = None
+    unfinished: UnfinishedRequests, name: str, *tokens: int, finish: str | None = None
 ) -> list[list[int]]:
     """What an output of an engine delivers, the tokens of each output that is left."""
     return [
@@ -79,7 +79,7 @@ def told(
 
 
 def test_a_request_goes_on_behind_the_tokens_that_were_delivered():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(
         Request(
             "a",
@@ -95,7 +95,7 @@ def test_a_request_goes_on_behind_the_tokens_that_were_delivered():
 
 
 def test_a_second_death_goes_on_behind_all_that_was_delivered():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a"))
     told(unfinished, "a", 7)
     unfinished.begin_again(alone=False)
@@ -120,7 +120,7 @@ def test_only_what_follows_from_the_tokens_goes_on(subtests):
 
 
 def test_what_depends_on_more_is_computed_once_more_and_delivered_once():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
     told(unfinished, "a", 7)
     told(unfinished, "a", 8)
@@ -134,7 +134,7 @@ def test_what_depends_on_more_is_computed_once_more_and_delivered_once():
 
 
 def test_other_tokens_when_computed_once_more_are_not_spliced():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
     told(unfinished, "a", 7)
     unfinished.begin_again(alone=False)
@@ -145,7 +145,7 @@ def test_other_tokens_when_computed_once_more_are_not_spliced():
 
 
 def test_ending_earlier_when_computed_once_more_is_differing_too():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
     told(unfinished, "a", 7, 8)
     unfinished.begin_again(alone=False)
@@ -159,7 +159,7 @@ def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more
         Params(temperature=0.0, structured_outputs={"json": {}}),
     )
     found = [
-        computes_again(Request("a", sampling_params=p), is_exact=exact)
+        repeats_tokens(Request("a", sampling_params=p), is_exact=exact)
         for p in (drawn, grammar)
         for exact in (True, False)
     ]
@@ -167,7 +167,7 @@ def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more
 
 
 def test_what_is_drawn_without_a_seed_within_a_grammar_is_lost_once_it_has_begun():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(
         Request("a", sampling_params=Params(temperature=1.0, structured_outputs={"json": {}}))
     )
@@ -177,7 +177,7 @@ def test_what_is_drawn_without_a_seed_within_a_grammar_is_lost_once_it_has_begun
 
 
 def test_finished_and_given_up_requests_are_not_sent_again():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     for name in "abc":
         unfinished.add(Request(name))
     told(unfinished, "a", 7, finish="stop")
@@ -187,7 +187,7 @@ def test_finished_and_given_up_requests_are_not_sent_again():
 
 
 def test_suspects_run_one_at_a_time_and_the_rest_and_what_is_new_after_them():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     for name in "abcd":
         unfinished.add(Request(name))
 
@@ -204,7 +204,7 @@ def test_suspects_run_one_at_a_time_and_the_rest_and_what_is_new_after_them():
 
 
 def test_the_request_that_ran_alone_is_at_fault():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     for name in "ab":
         unfinished.add(Request(name))
 
@@ -216,7 +216,7 @@ def test_the_request_that_ran_alone_is_at_fault():
 
 
 def test_once_the_one_at_fault_is_found_the_others_run_together_again():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     for number in range(9):
         unfinished.add(Request(str(number)))
     unfinished.begin_again(alone=True, suspects=["3", "7"])
@@ -228,7 +228,7 @@ def test_once_the_one_at_fault_is_found_the_others_run_together_again():
 
 
 def test_one_that_was_in_the_last_step_of_two_deaths_runs_alone_whatever_else_went_on():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     for name in "ab":
         unfinished.add(Request(name))
     assert len(unfinished.begin_again(alone=False, suspects=["a", "b"])) == 2
@@ -237,7 +237,7 @@ def test_one_that_was_in_the_last_step_of_two_deaths_runs_alone_whatever_else_we
 
 
 def test_tokens_that_are_only_computed_once_more_are_no_progress():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
     told(unfinished, "a", 7, 8)
     unfinished.begin_again(alone=False)
@@ -256,7 +256,7 @@ class Feature:
 
 
 def test_an_image_that_was_left_out_is_sent_with_the_request_or_the_request_is_lost():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a", mm_features=[Feature("x", "pixels")]))
     unfinished.add(Request("b", mm_features=[Feature("x", None)]))
     unfinished.add(Request("c", mm_features=[Feature("y", None)]))
@@ -269,7 +269,7 @@ def test_an_image_that_was_left_out_is_sent_with_the_request_or_the_request_is_l
 
 
 def test_a_session_whose_parts_came_one_after_the_other_is_lost():
-    unfinished = Unfinished()
+    unfinished = UnfinishedRequests()
     unfinished.add(Request("a", resumable=True))
     unfinished.add(Request("a"))
     assert list(unfinished.lost()) == ["a"]
@@ -287,7 +287,7 @@ def test_whatever_dies_when_each_token_is_delivered_once_and_in_order(
     tokens, deaths, params, per_step
 ):
     """An engine that gives the same tokens for the same request, and dies after so many steps, any number of times."""
-    unfinished, delivered = Unfinished(), []
+    unfinished, delivered = UnfinishedRequests(), []
     unfinished.add(Request("a", sampling_params=params))
     request, dies_after = Request("a", sampling_params=params), [*deaths, 1000]
     for steps in dies_after:

@@ -42,7 +42,7 @@ def test_too_little_free_is_told_with_both_numbers_and_who_holds_it(monkeypatch)
     with pytest.raises(WakeUpError) as raised:
         check_room([SLEPT])
     assert str(raised.value) == (
-        "the engine is not woken: it needs 12.40 GiB of GPU 0, 3.20 GiB is free; held by process 77 with 9.00 GiB, process 78"
+        "oomguard did not wake the engine: it needs 12.40 GiB on GPU 0, but 3.20 GiB is free; held by process 77 with 9.00 GiB, process 78"
     )
     assert "wake it up again" in raised.value.__notes__[0]
 
@@ -65,5 +65,5 @@ def test_an_engine_that_never_slept_asks_no_driver(monkeypatch):
 
 def test_workers_on_one_device_need_their_sum(monkeypatch):
     on(monkeypatch, device(20.0, {WORKER: GIB, WORKER + 1: GIB}))
-    with pytest.raises(WakeUpError, match=r"needs 24\.79 GiB of GPU 0"):
+    with pytest.raises(WakeUpError, match=r"needs 24\.79 GiB on GPU 0"):
         check_room([SLEPT, {**SLEPT, "pid": WORKER + 1}])

@@ -47,7 +47,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageReceiver]:
     made = MessageReceiver()
     made.open()
     yield made
-    message_sender.fall_silent()
+    message_sender.stop_sending()
     made.close()
 
 
@@ -72,7 +72,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_wor
     listener,
 ):
     with (
-        StartupWatchdog(listener, None).lasting() as watched,
+        StartupWatchdog(listener, None).running() as watched,
         core(listener, f"error({CORE_FAILED!r})") as process,
     ):
         assert process.wait(30) == 3
@@ -82,24 +82,24 @@ def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_wor
 def test_what_has_not_started_in_time_is_killed(listener):
     with (
         core(listener, "info('loading')") as process,
-        StartupWatchdog(listener, 0.5).lasting() as watched,
+        StartupWatchdog(listener, 0.5).running() as watched,
     ):
         assert process.wait(30) == -9
-    assert watched.ended_because == "it had not started within 0.5 s, and was ended"
+    assert watched.ended_because == "stopped the start, because it took over 0.5 s"
 
 
 def test_what_nobody_waits_for_any_more_is_killed(listener):
     given_up: list[bool] = []
     watch = StartupWatchdog(listener, None, lambda: bool(given_up))
-    with watch.lasting() as watched, core(listener, "info('loading')") as process:
+    with watch.running() as watched, core(listener, "info('loading')") as process:
         assert watched.ended_because is None
         given_up.append(True)
         assert process.wait(30) == -9
-    assert watched.ended_because == "nobody waits for it any more, and it was ended"
+    assert watched.ended_because == "stopped the start, because its caller no longer waits for it"
 
 
 def test_a_core_that_has_not_spoken_is_killed_too_and_no_other_child(listener):
-    with StartupWatchdog(listener, 0.2).lasting():
+    with StartupWatchdog(listener, 0.2).running():
         children = [
             Process(target=time.sleep, args=(60,), name=name)
             for name in ("EngineCore", "EngineCore_DP1", "mine")
@@ -120,7 +120,7 @@ def test_a_core_of_an_earlier_start_is_left_alone(listener):
     before = Process(target=time.sleep, args=(60,), name="EngineCore")
     before.start()
     try:
-        with StartupWatchdog(listener, 0.1).lasting() as watched:
+        with StartupWatchdog(listener, 0.1).running() as watched:
             while watched.ended_because is None:
                 time.sleep(0.02)
             time.sleep(0.2)
@@ -132,7 +132,7 @@ def test_a_core_of_an_earlier_start_is_left_alone(listener):
 
 def test_a_core_that_did_not_fail_is_left_alone(listener):
     with (
-        StartupWatchdog(listener, None).lasting(),
+        StartupWatchdog(listener, None).running(),
         core(listener, "error('one request failed')") as process,
     ):
         time.sleep(1.5)
@@ -142,13 +142,13 @@ def test_a_core_that_did_not_fail_is_left_alone(listener):
 def test_another_process_that_got_the_number_of_one_that_spoke_is_left_alone(listener):
     with core(listener, f"error({CORE_FAILED!r})") as process:
         listener.settle()
-        listener.speakers = {pid: (ticks or 0) - 1 for pid, ticks in listener.speakers.items()}
-        with StartupWatchdog(listener, 0.1).lasting():
+        listener.senders = {pid: (ticks or 0) - 1 for pid, ticks in listener.senders.items()}
+        with StartupWatchdog(listener, 0.1).running():
             time.sleep(1.5)
         assert process.poll() is None
 
 
 def test_the_watch_ends_with_the_start(listener):
-    with StartupWatchdog(listener, 1000.0).lasting():
+    with StartupWatchdog(listener, 1000.0).running():
         assert "oomguard-start-watch" in {thread.name for thread in start.threading.enumerate()}
     assert "oomguard-start-watch" not in {thread.name for thread in start.threading.enumerate()}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.engines.vllm.in_process.start import turn
+from oomguard.engines.vllm.in_process.start import device_lock
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from oomguard.engines.vllm.in_process.start import turn
-with turn(Path(sys.argv[1])):
+from oomguard.engines.vllm.in_process.start import device_lock
+with device_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -30,7 +30,7 @@ from oomguard.engines.vllm.in_process import start as turns
 turns._LOOKS_EVERY_S = 0.001
 folder, number = Path(sys.argv[1]), sys.argv[2]
 for _ in range(10):
-    with turns.turn(folder), (folder / "rows").open("a", buffering=1) as rows:
+    with turns.device_lock(folder), (folder / "rows").open("a", buffering=1) as rows:
         rows.write(number + " ")
         rows.flush()
         time.sleep(0.002)
@@ -65,7 +65,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def waited_s(folder: Path, *, most_s: float = 0.5) -> float:
     began = time.monotonic()
-    with turn(folder, waits_s=most_s):
+    with device_lock(folder, waits_s=most_s):
         return time.monotonic() - began
 
 
@@ -97,7 +97,7 @@ def test_a_start_goes_on_as_soon_as_the_other_one_has_ended(elsewhere, tmp_path)
 
 def test_a_fork_that_was_made_meanwhile_does_not_hold_the_turn(tmp_path):
     read, write = os.pipe()
-    with turn(tmp_path):
+    with device_lock(tmp_path):
         pid = os.fork()
         if pid == 0:
             os.read(read, 1)
@@ -115,18 +115,18 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path):
     place = tmp_path / f"oomguard-starts-{os.geteuid()}"
     place.mkdir()
     place.chmod(0o777)
-    with turn(tmp_path):
+    with device_lock(tmp_path):
         assert list(place.iterdir()) == []
 
 
 def test_where_no_folder_can_be_made_there_is_no_lock(tmp_path):
-    with turn(tmp_path / "missing" / "folder"):
+    with device_lock(tmp_path / "missing" / "folder"):
         pass
 
 
 def test_nothing_is_held_or_left_once_the_turn_is_over(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with turn(tmp_path):
+    with device_lock(tmp_path):
         pass
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.transformers.calls import AdaptersCall, HarnessCall  # noqa: E402
+from oomguard.engines.transformers.library_calls import AdaptersCall, HarnessCall  # noqa: E402
 
 IDS = torch.arange(3, 27).reshape(4, 6)
 
@@ -56,7 +56,7 @@ def test_adapters_go_with_their_rows_and_a_call_without_them_is_left_to_the_one_
     plain = AdaptersCall.of(model, (), {"input_ids": IDS})
     mixed = AdaptersCall.of(model, (), {"input_ids": IDS, "adapter_names": ["a", "b", "c", "d"]})
 
-    assert "no adapters" in plain.not_splittable
+    assert "no adapter for each row" in plain.not_splittable
     assert mixed.not_splittable is None
     assert mixed.part(2, 4)[1]["adapter_names"] == ["c", "d"]
 
