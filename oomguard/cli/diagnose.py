@@ -26,7 +26,7 @@ from oomguard.cluster.fleet.findings import IncidentSummary
 from oomguard.cluster.fleet.groups import FleetSummary, summed
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, find_inputs, read_once
-from oomguard.scan.source import shown
+from oomguard.scan.source import printable_path
 
 # ``oomguard diagnose --summary``: what failed over all inputs, in groups, in the form asked for.
 
@@ -131,7 +131,8 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
             )  # half a page tells nothing
             reason = error.strerror or error
             raise UsageError(
-                f"--output {shown(str(output))}: {reason}", hint="name a file where there is room"
+                f"--output {printable_path(str(output))}: {reason}",
+                hint="name a file where there is room",
             ) from None
         whole_bytes += size_bytes
 
@@ -159,13 +160,15 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
                 and Path(path).samefile(output)
             ):
                 raise UsageError(
-                    f"--output {shown(output)}: is one of the inputs", hint="name another file"
+                    f"--output {printable_path(output)}: is one of the inputs",
+                    hint="name another file",
                 )
         return Path(output).open("wb", buffering=0)  # what fails is not tried again at the end
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists"
+            f"--output {printable_path(output)}: {reason}",
+            hint="name a file in a folder that exists",
         ) from None
 
 
@@ -387,7 +390,7 @@ def _form_of(output: str | None) -> str:
     suffix = Path(output or "").suffix.lower()
     if suffix not in _FORM_BY_SUFFIX and suffix[1:].isalpha():
         raise UsageError(
-            f"--output {shown(str(output))}: nothing is written as {suffix}",
+            f"--output {printable_path(str(output))}: nothing is written as {suffix}",
             hint=(
                 "name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or "
                 "html"
@@ -417,7 +420,7 @@ def _expand(
     """
     inputs = find_inputs(paths)
     for path in inputs.empty if not quiet else ():
-        click.echo(f"oomguard: {shown(path)}: there is no file in this folder", err=True)
+        click.echo(f"oomguard: {printable_path(path)}: there is no file in this folder", err=True)
     if inputs.dangling and not quiet:
         if len(inputs.dangling) > 1:
             others = f" and {len(inputs.dangling) - 1:,} more"
@@ -425,7 +428,7 @@ def _expand(
             others = ""
         click.echo(
             "oomguard: left out, as a link that leads nowhere: "
-            f"{shown(inputs.dangling[0])}{others}",
+            f"{printable_path(inputs.dangling[0])}{others}",
             err=True,
         )
     if inputs.no_logs and not quiet:

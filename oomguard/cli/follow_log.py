@@ -18,7 +18,13 @@ from oomguard.core.incident import Diagnosis, Incident
 from oomguard.scan.compressed import HEAD_BYTES, format_of
 from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
-from oomguard.scan.source import LineSplitter, encoding_of, open_log, raw_standard_input, shown
+from oomguard.scan.source import (
+    LineSplitter,
+    encoding_of,
+    open_log,
+    printable_path,
+    raw_standard_input,
+)
 
 # A log that is never quiet is looked at this often.
 BUSY_S: Final = 5.0
@@ -54,7 +60,7 @@ def follow_input(
         yield _write_new(reading, renderer, write, is_quiet=event.change is not LogChange.DATA)
         written_s = time.monotonic()
         if event.change in {LogChange.WAITING, LogChange.TRUNCATED, LogChange.REPLACED}:
-            say(f"{shown(path)}: {event.change.value}")
+            say(f"{printable_path(path)}: {event.change.value}")
             reading = _Reading(path, renderer)
     reading.settle()
     yield _write_new(reading, renderer, write, is_quiet=True)
@@ -157,7 +163,7 @@ class _Reading:
         form = format_of(self._head, self._path)
         if form is not None:
             raise InputError(
-                f"{shown(self._path)}: is {form.name} data, which cannot be followed",
+                f"{printable_path(self._path)}: is {form.name} data, which cannot be followed",
                 hint="leave --follow out",
             )
         encoding, first_byte = encoding_of(self._head)
@@ -208,11 +214,11 @@ def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> 
         )
     if is_url(paths[0]):
         raise UsageError(
-            f"{shown(paths[0])}: an object does not grow, so it cannot be followed",
+            f"{printable_path(paths[0])}: an object does not grow, so it cannot be followed",
             hint="leave out --follow",
         )
     # takes any name, also one with a null byte
     if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112
         raise UsageError(
-            f"{shown(paths[0])}: a folder cannot be followed", hint="name the log in it"
+            f"{printable_path(paths[0])}: a folder cannot be followed", hint="name the log in it"
         )

@@ -544,7 +544,7 @@ def test_a_hostile_pickle_is_told_after_all_the_rest_and_runs_nothing(log, tmp_p
     assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["oom", "oom"]
     assert ran.returncode == 2
     assert (
-        b"b.pickle: not read as an allocation snapshot: it wants to import posix.system"
+        b"b.pickle: not read as an allocation snapshot: it would import posix.system"
         in ran.stderr
     )
     assert not (tmp_path / "marker").exists()

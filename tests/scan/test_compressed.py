@@ -223,7 +223,7 @@ def test_without_the_zstd_package_the_error_names_it(monkeypatch, tmp_path):
     ],
 )
 def test_an_archive_that_is_not_read_is_refused_with_the_command_that_unpacks_it(name, begins):
-    with pytest.raises(InputError, match="which is not read") as caught:
+    with pytest.raises(InputError, match="oomguard does not read") as caught:
         format_of(begins + b"123456", name)
 
     assert "| oomguard diagnose -" in caught.value.hint

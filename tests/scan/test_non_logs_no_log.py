@@ -50,7 +50,7 @@ def tarred(name: str, content: bytes, folder: str = "") -> bytes:
         ("snapshot.pickle", b"", "is empty: the snapshot was not written to its end"),
         ("snapshot.PKL", b"\x80", "has one byte"),
         ("snapshot.pickle.gz", gzip.compress(b""), "is empty"),
-        ("snapshot.pickle", zipped(SNAPSHOT), "is a zip archive, as torch.save writes it"),
+        ("snapshot.pickle", zipped(SNAPSHOT), "is a zip archive from torch.save"),
         ("weights.pt", zipped(b""), "is a zip archive"),
         (
             "jobs.tgz",
@@ -164,13 +164,13 @@ def test_a_log_that_is_named_as_a_pickle_is_read(content: bytes, tmp_path: Path)
 
 
 FOREIGN = {
-    "first byte zeroed": (b"\0" + SNAPSHOT[1:], "is no pickle: it begins with 00 "),
-    "zeros": (bytes(5000), "is no pickle: it begins with 00 00 00 00"),
+    "first byte zeroed": (b"\0" + SNAPSHOT[1:], "is not a pickle and may be damaged: it begins with 00 "),
+    "zeros": (bytes(5000), "is not a pickle and may be damaged: it begins with 00 00 00 00"),
     "other bytes": (
         bytes(range(250, 0, -1)) * 9 + SNAPSHOT[500:],
-        "is no pickle: it begins with fa",
+        "is not a pickle and may be damaged: it begins with fa",
     ),
-    "page": (b"\n<!DOCTYPE html><html><body>404 not found</body></html>", r"is a page \(HTML\)"),
+    "page": (b"\n<!DOCTYPE html><html><body>404 not found</body></html>", r"is a web page \(HTML\)"),
     "pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1234\n",
         "is a pointer of Git LFS",

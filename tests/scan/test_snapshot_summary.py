@@ -167,9 +167,9 @@ def test_options_of_the_allocator_are_told_as_they_were_set():
     [
         ([], "no segments"),
         ({"segments": {}}, "no segments"),
-        ({"segments": [1]}, "segment 0 is no dict"),
-        ({"segments": [{"blocks": 3}]}, "blocks of segment 0 is no list"),
-        ({"segments": [{"blocks": [3]}]}, "a block of segment 0 is no dict"),
+        ({"segments": [1]}, "segment 0 is not a dict"),
+        ({"segments": [{"blocks": 3}]}, "blocks of segment 0 is not a list"),
+        ({"segments": [{"blocks": [3]}]}, "a block of segment 0 is not a dict"),
         ({"segments": [{"blocks": [{"size": -1, "state": "inactive"}]}]}, "has the size -1"),
         ({"segments": [{"blocks": [{"size": True, "state": "inactive"}]}]}, "has the size True"),
         ({"segments": [{"blocks": [{"size": 1, "state": "lost"}]}]}, "has the state 'lost'"),
@@ -198,7 +198,7 @@ def test_notes_say_why_a_snapshot_has_no_refusal():
     without_history["device_traces"] = [[]]
     assert [note.partition(" (")[0] for note in summarize(without_history).notes] == [
         "no history was recorded",
-        "no Python stack was recorded for any live block: who allocated them is not known",
+        "no live block has a Python stack, so it is unknown who allocated them",
     ]
     assert "among the 1 recorded" in summarize(recorded([(MIB, "active_allocated", STEP)])).notes[0]
     assert "no segment" in summarize({"segments": []}).notes[0]

@@ -113,9 +113,9 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) ->
     Raises:
         InputError: where no start printed what its KV cache got.
     """
-    from oomguard.estimate.start.calibration import Calibrations, keep_measured, measured_start
+    from oomguard.estimate.start.calibration import Calibrations, measured_start, store_measurement
 
-    return keep_measured(measured_start(starts), source, Calibrations(), session)
+    return store_measurement(measured_start(starts), source, Calibrations(), session)
 
 
 def measured(sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
