@@ -94,7 +94,7 @@ class Contradictions:
             yield f"{told}{others}: oomguard counts the blocks; the file may have been changed"
         if self._again:
             if len(self._again) > 1:
-                others = f" (so are {len(self._again) - 1:,} more)"
+                others = f" (so do {len(self._again) - 1:,} more)"
             else:
                 others = ""
             yield (

@@ -219,7 +219,7 @@ def test_a_device_that_is_smaller_than_what_torch_held_of_it_is_refused_with_bot
     tmp_path: Path, given: int | str, told: str
 ):
     with pytest.raises(
-        InputError, match=f"given as {told}, and torch held 21.25 GiB of device 0"
+        InputError, match=f"given device memory is {told}, but torch had 21.25 GiB of device 0"
     ) as refused:
         diagnose(written(tmp_path, MADE.in_pieces()), gpu_memory=given)
     assert "22142MiB or more" in str(refused.value.hint)

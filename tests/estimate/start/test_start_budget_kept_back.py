@@ -64,5 +64,5 @@ def test_the_pool_is_smaller_by_it_and_the_plan_says_so():
         == found.kept_back_bytes
         == reserve_bytes(L4)
     )
-    (said,) = [line for line in found.assumptions if line.startswith("kept back: ")]
+    (said,) = [line for line in found.assumptions if line.startswith("reserve: ")]
     assert "60% of starts of other versions and GPUs" in said
