@@ -72,7 +72,7 @@ def test_the_cache_grows_with_beams_and_tokens():
 def test_more_tokens_than_positions_are_said():
     found = budget_call(model_of(), replace(CALL, prompt_tokens=5000), 8 * GIB)
     assert any(
-        "5064 tokens are more than the model's 4096 positions" in line for line in found.assumptions
+        "5064 tokens exceed the model's 4096 positions" in line for line in found.assumptions
     )
 
 

@@ -228,8 +228,8 @@ def test_a_driver_that_is_no_version_is_refused():
 
 def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(subtests):
     for driver, version, said in [
-        ("535", "0.19.0", "driver 535 takes 3.35 times"),
-        (None, "0.19.0", "an older one takes 3.35 times"),
+        ("535", "0.19.0", "driver 535 needs 3.35 times"),
+        (None, "0.19.0", "an older one needs 3.35 times"),
         ("580", "0.19.0", None),
         (None, "0.26.0", None),
     ]:

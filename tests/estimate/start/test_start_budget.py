@@ -555,7 +555,9 @@ def test_a_runner_that_profiles_the_plain_sampler_only_is_said_to_take_more_late
     assert early.peak_activation_bytes < late.peak_activation_bytes
     (said,) = [line for line in early.assumptions if line.startswith("sampler: ")]
     # Logits of 1024 rows in bf16 and their float32 copy, 0.79 GiB, where the start profiled 0.30 GiB.
-    assert said == "sampler: 0.49 GiB more at its first use than this version's start reserves"
+    assert (
+        said == "sampler: needs 0.49 GiB more at its first use than this version's start reserves"
+    )
     assert not any(line.startswith("sampler: ") for line in late.assumptions)
 
 
@@ -581,9 +583,9 @@ def test_ranks_that_cannot_share_a_request_are_refused(subtests):
         ),
         (
             {"tensor_parallel_size": 8, "decode_context_parallel_size": 2},
-            "1 of 8 ranks hold the same key-value heads",
+            "1 of 8 ranks store the same key-value heads",
         ),
-        ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks hold"),
+        ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks store"),
     ]:
         with (
             subtests.test(changes=changes, message=message),
@@ -626,6 +628,6 @@ def test_the_stage_that_decides_the_tokens_is_named_where_the_parts_are_another_
     assert last.pool_bytes < found.kv_cache_pool_bytes == found.stages[0].pool_bytes
     assert found.kv_cache_tokens * 16 * 4096 <= last.pool_bytes
     assert any(
-        line.startswith("pipeline: the tokens are those of stage 1") for line in found.assumptions
+        line.startswith("pipeline: the tokens are for stage 1") for line in found.assumptions
     )
     assert not any(line.startswith("pipeline") for line in budget_start(MODEL, H100).assumptions)
