@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import oomguard
-from oomguard.mapping import store
+from oomguard.mapping import store as store_module
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.store import ResultStore
 
@@ -137,7 +137,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
         f"23 22 0:50 / {tmp_path} rw,relatime shared:5 - nfs4 server:/export rw,vers=4.2\n"
     )
-    monkeypatch.setattr(store, "MOUNTS", mounts)
+    monkeypatch.setattr(store_module, "MOUNTS", mounts)
     oomguard.map(same, range(5), store=store)
     assert "the store is on a network folder: file_system nfs4" in caplog.text
     with closing(sqlite3.connect(store)) as database:
@@ -145,7 +145,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
 
 
 def test_a_local_folder_is_none_of_a_network(tmp_path):
-    assert store.network_file_system(tmp_path) is None
+    assert store_module.network_file_system(tmp_path) is None
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

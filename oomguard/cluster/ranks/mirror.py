@@ -22,7 +22,7 @@ from oomguard.cluster.ranks.rendezvous import Rendezvous
 from oomguard.core.log import get_logger
 from oomguard.supervisor.process import inherited
 
-_CHILD: Final = Path(__file__).with_name("mirror_child.py")
+_CHILD: Final = Path(__file__).with_name("mirror_process.py")
 # Its last documents are put into the store.
 _END_S: Final = 5.0
 _ANSWER_S: Final = 1.0
