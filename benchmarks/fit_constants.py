@@ -307,8 +307,8 @@ def write_tables(tables: dict[str, Any]) -> None:
     """Write the constants as TOML, each with the number of starts that it comes from."""
     lines = [
         (
-            "# Written by benchmarks/fit_constants.py --write from starts that were published or "
-            "measured: not by hand."
+            "# Written by benchmarks/fit_constants.py --write from published or measured starts. "
+            "Do not edit."
         ),
         "",
     ]

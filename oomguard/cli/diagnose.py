@@ -26,7 +26,7 @@ from oomguard.cluster.fleet.findings import IncidentSummary
 from oomguard.cluster.fleet.groups import FleetSummary, summed
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, find_inputs, read_once
-from oomguard.scan.source import shown
+from oomguard.scan.source import printable_path
 
 
 def summarize(
@@ -130,7 +130,7 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
             _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page is useless
             reason = error.strerror or error
             raise UsageError(
-                f"--output {shown(str(output))}: {reason}",
+                f"--output {printable_path(str(output))}: {reason}",
                 hint="name a file on a disk with free space",
             ) from None
         whole_bytes += size_bytes
@@ -159,7 +159,7 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
                 and Path(path).samefile(output)
             ):
                 raise UsageError(
-                    f"--output {shown(output)}: this file is one of the inputs",
+                    f"--output {printable_path(output)}: this file is one of the inputs",
                     hint="name another file",
                 )
         # unbuffered: a failed write is not tried again at the end
@@ -167,7 +167,8 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists"
+            f"--output {printable_path(output)}: {reason}",
+            hint="name a file in a folder that exists",
         ) from None
 
 
@@ -394,7 +395,7 @@ def _form_of(output: str | None) -> str:
     suffix = Path(output or "").suffix.lower()
     if suffix not in _FORM_BY_SUFFIX and suffix[1:].isalpha():
         raise UsageError(
-            f"--output {shown(str(output))}: oomguard has no output format {suffix}",
+            f"--output {printable_path(str(output))}: oomguard has no output format {suffix}",
             hint=(
                 "name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or "
                 "html"
@@ -423,14 +424,14 @@ def _expand(
     """
     inputs = find_inputs(paths)
     for path in inputs.empty if not quiet else ():
-        click.echo(f"oomguard: {shown(path)}: this folder contains no files", err=True)
+        click.echo(f"oomguard: {printable_path(path)}: this folder contains no files", err=True)
     if inputs.dangling and not quiet:
         if len(inputs.dangling) > 1:
             others = f" and {len(inputs.dangling) - 1:,} more"
         else:
             others = ""
         click.echo(
-            f"oomguard: skipped a link without a target: {shown(inputs.dangling[0])}{others}",
+            f"oomguard: skipped a link without a target: {printable_path(inputs.dangling[0])}{others}",
             err=True,
         )
     if inputs.no_logs and not quiet:

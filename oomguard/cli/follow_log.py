@@ -16,7 +16,13 @@ from oomguard.core.incident import Diagnosis, Incident
 from oomguard.scan.compressed import HEAD_BYTES, format_of
 from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
-from oomguard.scan.source import LineSplitter, encoding_of, open_log, raw_standard_input, shown
+from oomguard.scan.source import (
+    LineSplitter,
+    encoding_of,
+    open_log,
+    printable_path,
+    raw_standard_input,
+)
 
 # How often to look at a log that never pauses.
 BUSY_S: Final = 5.0
@@ -52,7 +58,7 @@ def follow_input(
         yield _write_new(reading, renderer, write, is_quiet=event.change is not LogChange.DATA)
         written_s = time.monotonic()
         if event.change in {LogChange.WAITING, LogChange.TRUNCATED, LogChange.REPLACED}:
-            say(f"{shown(path)}: {event.change.value}")
+            say(f"{printable_path(path)}: {event.change.value}")
             reading = _Reading(path, renderer)
     reading.settle()
     yield _write_new(reading, renderer, write, is_quiet=True)
@@ -157,7 +163,7 @@ class _Reading:
         form = format_of(self._head, self._path)
         if form is not None:
             raise InputError(
-                f"{shown(self._path)}: this is {form.name} data, which oomguard cannot follow",
+                f"{printable_path(self._path)}: this is {form.name} data, which oomguard cannot follow",
                 hint="run it without --follow",
             )
         encoding, first_byte = encoding_of(self._head)
@@ -210,11 +216,12 @@ def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> 
         )
     if is_url(paths[0]):
         raise UsageError(
-            f"{shown(paths[0])}: oomguard cannot follow a remote object",
+            f"{printable_path(paths[0])}: oomguard cannot follow a remote object",
             hint="run it without --follow",
         )
     # accepts any name, even one with a null byte
     if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112
         raise UsageError(
-            f"{shown(paths[0])}: oomguard cannot follow a folder", hint="name the log in it"
+            f"{printable_path(paths[0])}: oomguard cannot follow a folder",
+            hint="name the log in it",
         )

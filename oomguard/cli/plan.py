@@ -15,7 +15,7 @@ from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
-    from oomguard.planning.start import AskedStart
+    from oomguard.planning.start import StartRequest
 
 
 POSITIVE: Final = click.IntRange(1)
@@ -398,7 +398,7 @@ def command(
     model is unreadable.
     """
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
-    from oomguard.planning.start import ask_for_start
+    from oomguard.planning.start import read_start_request
 
     form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
@@ -413,7 +413,7 @@ def command(
         fits = _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
         return int(exit_code and not fits)
     settings["cpu_offload_bytes"] = _bytes_of_gib(settings.pop("cpu_offload_gb"))
-    asked = ask_for_start(
+    asked = read_start_request(
         model,
         **gpu_options,
         driver_version=driver_version,
@@ -452,7 +452,7 @@ def _bytes_of_gib(size_gib: float) -> int:
     return round(size_gib * GIB)
 
 
-def _plan_start(asked: AskedStart, form: str, color: str, *, by_engine: bool) -> bool:
+def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) -> bool:
     """Print the plan of a start; return whether it fits."""
     from oomguard.planning.start import plan_by_engine, plan_start
     from oomguard.report.json import json_line
@@ -469,7 +469,7 @@ def _plan_start(asked: AskedStart, form: str, color: str, *, by_engine: bool) ->
     return plan.fits
 
 
-def _sweep_start(asked: AskedStart, sweep: str, form: str, color: str) -> bool:
+def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> bool:
     """Print one row for each value; return whether all of them fit."""
     from oomguard.planning.plan import sweep_start
     from oomguard.report.json import json_line
@@ -490,11 +490,11 @@ def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: 
     Returns:
         Whether all of them fit.
     """
-    from oomguard.planning.plan import ask_for_call, sweep_call
+    from oomguard.planning.plan import read_call_request, sweep_call
     from oomguard.report.json import json_line
     from oomguard.report.plan import call_record, print_call_budget, print_call_sweep
 
-    asked = ask_for_call(model, **options)
+    asked = read_call_request(model, **options)
     name, rows = sweep_call(asked, sweep) if sweep else ("", [("", asked.budget())])
     if form == "json":
         for _, call in rows:

@@ -25,7 +25,7 @@ from oomguard.cli.render import InputRenderer, OnePage, RenderedInput, RenderOpt
 from oomguard.core import safe_python
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, is_url
-from oomguard.scan.source import shown
+from oomguard.scan.source import printable_path
 
 # The most finished results that wait for an earlier input.
 AHEAD: Final = 256
@@ -146,7 +146,7 @@ class _Pool:
                 self._busy.remove(worker)
                 yield (
                     worker.index,
-                    RenderedInput(error=f"{shown(worker.path)}: {self._reap(worker)}"),
+                    RenderedInput(error=f"{printable_path(worker.path)}: {self._reap(worker)}"),
                 )
                 continue
             if isinstance(answer, RenderedInput):
@@ -464,7 +464,7 @@ def _singly(
                 on_read(sum(one.size_bytes or 0 for one in batch))
             for one, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, str):
-                    yield RenderedInput(error=f"{shown(one.path)}: {outcome}")
+                    yield RenderedInput(error=f"{printable_path(one.path)}: {outcome}")
                 elif outcome is None or (
                     outcome.error and not outcome.text and not outcome.findings
                 ):

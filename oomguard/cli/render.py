@@ -13,7 +13,7 @@ from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError
 from oomguard.core.incident import Diagnosis, Incident
 from oomguard.core.setting_spellings import parse_assignment
-from oomguard.scan.source import damage_of, open_log, open_standard_input, shown
+from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,12 +120,12 @@ class InputRenderer:
 
     def __init__(self, work: RenderOptions) -> None:
         self.work = work
-        from oomguard.diagnosis.diagnose import given_device, given_settings
+        from oomguard.diagnosis.diagnose import device_fact, user_settings
 
         self.policy = read_policy(work.allow, work.pinned, work.floors)
         self.rules = read_rules(work.rules)
-        self.facts = given_device(work.gpu_memory)
-        self.settings = given_settings(dict(parse_assignment(text) for text in work.given))
+        self.facts = device_fact(work.gpu_memory)
+        self.settings = user_settings(dict(parse_assignment(text) for text in work.given))
         if work.model is not None:
             from oomguard.estimate.model.files import find_model
 
@@ -163,7 +163,7 @@ class InputRenderer:
             if self.work.summary:
                 return RenderedInput(
                     found=diagnosis.verdict == "oom",
-                    error="" if damage is None else f"{shown(path)}: {damage}",
+                    error="" if damage is None else f"{printable_path(path)}: {damage}",
                     findings=_findings(diagnosis),
                 )
             is_shown = (
@@ -176,7 +176,7 @@ class InputRenderer:
         except InputError as error:
             return RenderedInput(error=str(error), hint=error.hint)
         except OSError as error:
-            return RenderedInput(error=f"{shown(path)}: {error.strerror or error}")
+            return RenderedInput(error=f"{printable_path(path)}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001
             # One failing input must not stop the others.
             import traceback
@@ -186,10 +186,13 @@ class InputRenderer:
             else:
                 trace = "run it with --verbose to see where"
             return RenderedInput(
-                error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace
+                error=f"{printable_path(path)}: internal error: {type(error).__name__}: {error}",
+                hint=trace,
             )
         return RenderedInput(
-            text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}"
+            text,
+            diagnosis.verdict == "oom",
+            "" if damage is None else f"{printable_path(path)}: {damage}",
         )
 
     def render(self, diagnosis: Diagnosis) -> str:

@@ -1,1 +1,1 @@
-"""Compare two engine starts: which start of a log, what differs, and what explains it."""
+"""Compare two engine starts: select the start of each log, list and explain changes."""

@@ -1,6 +1,4 @@
-"""The frozen records of a comparison: two starts, the rows that tell them apart, and what explains
-those.
-"""
+"""Define the records of a comparison: two starts, their rows, and explanations."""
 
 from __future__ import annotations
 
@@ -14,14 +12,15 @@ from oomguard.core.records import Record
 from oomguard.core.settings import Unit
 
 Kind = Literal["version", "setting", "default", "budget", "capacity"]
-# Where a value comes from. A setting "left alone" shows none; "not printed" is unknown.
+# The source of a value. A setting "left alone" has no value; "not printed" is unknown.
 Origin = Literal["set", "printed", "default", "solved", "left alone", "not printed"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparedStart(Record):
-    """One of the two starts compared; ``incident`` is its failure, ``starts`` how many starts its
-    log holds.
+    """Hold one of two compared starts.
+
+    ``incident`` is its failure, None if it worked. ``starts`` is the number of starts in its log.
     """
 
     source: str
@@ -31,16 +30,14 @@ class ComparedStart(Record):
     notes: tuple[str, ...] = ()
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric fact of the start, in the unit of its name; None if
-        unknown.
-        """
+        """Return a numeric fact of the start in the unit of its name, or None if unknown."""
         fact = self.start.facts.get(name)
         if fact is None or isinstance(fact.value, (str, bool)):
             return None
         return fact.value
 
     def value(self, name: str) -> FactValue | None:
-        """Return the value of any fact of the start, None if unknown."""
+        """Return any fact of the start, or None if unknown."""
         fact = self.start.facts.get(name)
         if fact is None:
             return None
@@ -48,7 +45,7 @@ class ComparedStart(Record):
 
     @property
     def version(self) -> str | None:
-        """The version of the engine as the log prints it, None if it does not."""
+        """Return the engine's version in the log, or None."""
         own = self.start.framework_version or self.value("framework_version")
         if own is None:
             return None
@@ -56,14 +53,14 @@ class ComparedStart(Record):
 
     @property
     def outcome(self) -> str:
-        """``worked``, or the kind of the failure."""
+        """Return ``worked``, or the kind of the failure."""
         if self.incident is None:
             return "worked"
         return self.incident.kind
 
     @property
     def utilization(self) -> float | None:
-        """The share of the device that the engine may take, 0 to 1; None if unknown."""
+        """Return the share of the device for the engine, 0 to 1; None if unknown."""
         own = self.number("gpu_memory_utilization_ratio")
         if own is not None:
             return own
@@ -71,16 +68,16 @@ class ComparedStart(Record):
 
     @property
     def pool_is_given(self) -> bool:
-        """Whether the user's byte count sets the size of the KV cache, and not the utilization."""
+        """Return whether the user set the size of the KV cache in bytes."""
         return self.number("kv_cache_memory_bytes") is not None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparedValue(Record):
-    """One side of a row.
+    """Hold one side of a row.
 
-    ``value`` is None if it is unknown or was left alone; ``slack`` is how far rounding may move it,
-    in the row's unit.
+    ``value`` is None if it is unknown or was left alone. ``slack`` is its rounding in the row's
+    unit.
     """
 
     value: FactValue | None
@@ -89,7 +86,7 @@ class ComparedValue(Record):
 
     @property
     def number(self) -> float | None:
-        """The value if it is a number, else None."""
+        """Return the value if it is a number, else None."""
         if isinstance(self.value, (str, bool)):
             return None
         return self.value
@@ -97,7 +94,7 @@ class ComparedValue(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Row(Record):
-    """One thing compared; if only one log prints it, it tells no change."""
+    """Compare one thing; if only one log prints it, it is not a change."""
 
     name: str
     kind: Kind
@@ -107,12 +104,12 @@ class Row(Record):
 
     @property
     def known(self) -> bool:
-        """Whether both logs tell it."""
+        """Return whether both logs have a value."""
         return "not printed" not in {self.old.origin, self.new.origin}
 
     @property
     def changed(self) -> bool:
-        """Whether both logs tell it and differ by more than the rounding of their figures."""
+        """Return whether both logs have a value and differ by more than rounding."""
         if not self.known:
             return False
         if self.difference is not None:
@@ -121,7 +118,7 @@ class Row(Record):
 
     @property
     def difference(self) -> float | None:
-        """New minus old, None unless both are numbers."""
+        """Return new minus old, or None unless both are numbers."""
         old = self.old.number
         new = self.new.number
         if old is None or new is None:
@@ -130,7 +127,7 @@ class Row(Record):
 
     @property
     def slack(self) -> float:
-        """How much of the difference may be rounding."""
+        """Return how much of the difference may be rounding."""
         return (self.old.slack + self.new.slack) * (1 + 1e-9) + (
             1e-9 if self.unit == "ratio" else 0
         )
@@ -141,8 +138,9 @@ RowsByName = Mapping[str, Row]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One sentence; ``kv_cache_bytes`` is what its cause gives the KV cache (negative: takes from
-    it), None if unknown.
+    """Hold one sentence and its effect.
+
+    ``kv_cache_bytes`` is its cause's effect on the KV cache (negative: less); None if unknown.
     """
 
     text: str
@@ -151,7 +149,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Record):
-    """Two starts and what changed between them; ``unknown`` lists what the logs leave open."""
+    """Hold two starts and their changes; ``unknown`` lists what the logs do not show."""
 
     old: ComparedStart
     new: ComparedStart
@@ -162,10 +160,10 @@ class Comparison(Record):
 
     @property
     def changes(self) -> tuple[Row, ...]:
-        """The rows that both logs tell, differently."""
+        """Return the rows that both logs have with different values."""
         return tuple(row for row in self.rows if row.changed)
 
     @property
     def differs(self) -> bool:
-        """Whether anything changed: a row, or whether and how the start failed."""
+        """Return whether anything changed: a row, or whether and how the start failed."""
         return bool(self.changes) or self.old.outcome != self.new.outcome

@@ -1,4 +1,4 @@
-"""The public door: what changed between a start that worked and one that did not."""
+"""Compare a start that worked with one that failed: ``oomguard.diff``."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
 from oomguard.estimate.budget import budget_of_start
 from oomguard.remedy.policy import Policy
 from oomguard.rules.rule_files import RuleSet
-from oomguard.scan.source import open_log, open_standard_input, shown
+from oomguard.scan.source import open_log, open_standard_input, printable_path
 
-# Compare two starts: their rows, what explains them, what stays unknown, and one sentence for all
-# of it.
+# Compare two starts: rows, explanations, unknowns, and one summary sentence.
 
-# Failures that are about the size of the KV cache.
+# These failures concern the size of the KV cache.
 _OF_THE_POOL = frozenset(
     {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory"}
 )
 _OF_THE_BUDGET = frozenset({"weights", "activations", "non-torch", "CUDA graphs"})
-# Rows that are named as missing if a log does not print them.
+# The comparison lists these rows as missing if a log does not print them.
 _NAMED = _OF_THE_BUDGET | {"KV cache", "device total"}
 
 
 def compare(old: ComparedStart, new: ComparedStart) -> Comparison:
-    """Return what changed from ``old`` to ``new``."""
+    """Return the changes from ``old`` to ``new``."""
     rows = rows_of(old, new)
     explanations = explain(old, new, rows)
     return Comparison(
@@ -82,7 +81,7 @@ def _versions(old: ComparedStart, new: ComparedStart) -> str:
 
 
 def _largest(changed: dict[str, Row]) -> list[str]:
-    """Tell how the KV cache changed, or else the part of the budget that changed most."""
+    """Describe the change of the KV cache, or else the largest change of the budget."""
     parts = [row for row in changed.values() if row.kind == "budget" and row.difference]
     row = changed.get("KV cache") or max(
         parts, key=lambda row: abs(row.difference or 0), default=None
@@ -96,7 +95,7 @@ def _largest(changed: dict[str, Row]) -> list[str]:
 
 
 def _margin(old: ComparedStart, new: ComparedStart) -> list[str]:
-    """Tell how much more KV cache than one request needs the start that worked had."""
+    """Describe how much more KV cache than one request needs the working start had."""
     pool = old.number("kv_cache_available_bytes")
     needed = old.number("kv_cache_needed_bytes")
     if needed is None and old.value("max_model_len_tokens") == new.value("max_model_len_tokens"):
@@ -116,8 +115,8 @@ def _outcomes(old: ComparedStart, new: ComparedStart, changes: int) -> str:
     if old.outcome != new.outcome:
         return f"OLD fails with {old.outcome}, NEW with {new.outcome}"
     return (
-        f"{changes} {'thing' if changes == 1 else 'things'} changed, no part of the memory that "
-        "both logs print"
+        f"{changes} {'thing' if changes == 1 else 'things'} changed, but no memory number "
+        "that both logs print"
     )
 
 
@@ -141,7 +140,7 @@ def _unknown(
         if missing:
             texts.append(f"not printed by {name}: {', '.join(missing)}")
         if not side.start.settings_complete:
-            texts.append(f"{name} does not list all settings that the user gave")
+            texts.append(f"{name} does not list all settings of the user")
         texts += [f"{name}: {note}" for note in side.notes]
     if different_engines(old, new):
         rest = None
@@ -150,19 +149,19 @@ def _unknown(
     if rest is not None:
         parts = [row.name for row in rows if row.name in _OF_THE_BUDGET and not row.known]
         if parts:
-            where = f"; of {', '.join(parts)} only one log tells"
+            where = f"; only one log prints {', '.join(parts)}"
         else:
             where = ""
         texts.append(
-            f"{format_gib(abs(rest))} {'less' if rest < 0 else 'more'} for the KV cache than the "
-            f"figures of both logs explain{where}"
+            f"both logs' numbers leave {format_gib(abs(rest))} "
+            f"{'less' if rest < 0 else 'more'} for the KV cache unexplained{where}"
         )
     return texts
 
 
-# Choose the start of a log to compare, and add the figures that its failure printed.
+# Select the start of a log, and add the numbers of its failure.
 
-# A start that printed one of these can be compared by more than its version and settings.
+# A start with one of these numbers has more to compare than its version and settings.
 _FIGURES: Final = frozenset(
     {
         "model_weights_bytes",
@@ -177,8 +176,8 @@ _FIGURES: Final = frozenset(
         "desired_bytes",
     }
 )
-# What a failure's message says of the start that it ended; its other figures are of the moment of
-# the failure.
+# A failure's message has these facts of the start. Its other numbers belong to the moment of the
+# failure.
 _OF_THE_START: Final = _FIGURES | {
     "device_total_bytes",
     "used_before_start_bytes",
@@ -199,7 +198,7 @@ _OF_THE_START: Final = _FIGURES | {
     "quantized",
     "lora",
 }
-# An allocator's message alone has some of the figures (non-torch) and tells no start.
+# An allocator's message alone has some numbers (non-torch) but is not a start.
 _TELLS_A_START: Final = frozenset(
     {
         "model_weights_bytes",
@@ -210,26 +209,26 @@ _TELLS_A_START: Final = frozenset(
     }
 )
 LOOKED_FOR: Final = (
-    'looked for an engine\'s start-up lines, such as "Initializing a V1 LLM engine (v0.21.0)", '
+    'searched for an engine\'s start-up lines, such as "Initializing a V1 LLM engine (v0.21.0)", '
     '"Available KV cache memory: 4.90 GiB" or "server_args=ServerArgs("'
 )
 
 
 def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedStart:
-    """Return one start of a log as it is compared.
+    """Return one start of a log for a comparison.
 
     Args:
-        diagnosis: the log, diagnosed.
-        number: which start, from 1; None takes the last one with figures, else the last that
-            failed, else the last.
+        diagnosis: the diagnosis of the log.
+        number: the start, from 1. None selects the last one with numbers, else the last failed one,
+            else the last.
 
     Raises:
-        InputError: the log holds no start, or no start of that number.
+        InputError: the log has no such start.
     """
     name = strip_escapes(diagnosis.source.replace("\n", "\\n")) or "text"
     starts = list(diagnosis.starts) or _of_incidents(diagnosis)
     if not starts:
-        raise InputError(f"{name}: no start of an engine in it", hint=LOOKED_FOR)
+        raise InputError(f"{name}: the log has no start of an engine", hint=LOOKED_FOR)
     if number is None:
         chosen = next((start for start in reversed(starts) if start.facts.keys() & _FIGURES), None)
         if chosen:
@@ -241,7 +240,7 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
         found = next((start for start in starts if start.number == number), None)
         if found is None:
             numbers = ", ".join(str(start.number) for start in starts)
-            raise InputError(f"{name}: no start {number} in it", hint=f"it holds: {numbers}")
+            raise InputError(f"{name}: the log has no start {number}", hint=f"it holds: {numbers}")
         start = found
     incident = _failure(diagnosis, start.number)
     return ComparedStart(
@@ -250,14 +249,18 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
 
 
 def _failure(diagnosis: Diagnosis, number: int) -> Incident | None:
-    """Return what ended a start: its first out-of-memory, else its first incident, else None."""
+    """Return the failure that ended a start.
+
+    It is the first out-of-memory failure, else the first incident, else None.
+    """
     own = [incident for incident in diagnosis.incidents if incident.start == number]
     return next((incident for incident in own if incident.is_oom), own[0] if own else None)
 
 
 def _of_incidents(diagnosis: Diagnosis) -> list[EngineStart]:
-    """Return the starts that failures imply if no line of a start is left: a message alone, a log
-    without its head.
+    """Return the starts that failures imply without a line of the start itself.
+
+    Examples: a message alone, a log without its beginning.
     """
     numbers = dict.fromkeys(i.start for i in diagnosis.incidents if i.facts.keys() & _TELLS_A_START)
     return [
@@ -268,7 +271,7 @@ def _of_incidents(diagnosis: Diagnosis) -> list[EngineStart]:
 
 
 def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
-    """Add to a start what its failure says of it; what the start itself printed wins."""
+    """Add the failure's facts to a start; the start's own printed facts take precedence."""
     facts: dict[str, Fact] = dict(start.facts)
     if incident is not None:
         facts = {
@@ -281,9 +284,7 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
     else:
         framework = start.framework
     budget = budget_of_start(facts)
-    if (
-        incident is not None
-    ):  # a start that failed on its way: the rest is not free, it would have been taken
+    if incident is not None:  # a failed start: the rest is not free, the start would have used it
         reached = {part.name for part in start.budget.parts}
         parts = tuple(part for part in budget.parts if part.name != "free" or part.name in reached)
         budget = replace(budget, parts=parts)
@@ -291,9 +292,7 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
 
 
 def _add_capacity(facts: dict[str, Fact], start: EngineStart) -> None:
-    """Solve tokens, requests and bytes of the KV cache from each other, if the log prints only some
-    of them.
-    """
+    """Derive tokens, requests and bytes of the KV cache from each other if only some are known."""
 
     def number(name: str) -> float:
         fact = facts.get(name)
@@ -347,20 +346,23 @@ def diff(
     new_start: int | None = None,
     policy: Policy | None = None,
 ) -> Comparison:
-    """Say what changed from one start of an engine to another: versions, settings, each part of the
-    memory.
+    """Compare two engine starts: versions, settings, and each part of the memory.
+
+        changes = oomguard.diff("yesterday.log", "today.log")
+        for explanation in changes.explanations:
+            print(explanation.text)
 
     Args:
         old: the log of the start that worked: its path, its text, or its Diagnosis. A string is a
-            path if a file of that name exists, else the text itself.
-        new: the log of the start that did not.
-        old_start: which start of ``old``, counted from 1; None takes the last one with figures.
-        new_start: which start of ``new``.
-        policy: what a plan for the failed start may change.
+            path if a file has that name; otherwise it is the text itself.
+        new: the log of the start that failed, in the same forms.
+        old_start: the start of ``old``, counted from 1; None selects the last one with numbers.
+        new_start: the start of ``new``, in the same way.
+        policy: what a plan for the failed start may change; None uses the default.
 
     Raises:
-        InputError: a log cannot be read, or holds no start of that number.
-        UsageError: a source is neither a path, nor a text, nor a Diagnosis.
+        InputError: a log is unreadable or has no such start.
+        UsageError: a source is not a path, a text or a Diagnosis.
     """
     return compare(_start_of(old, old_start, policy), _start_of(new, new_start, policy))
 
@@ -374,11 +376,11 @@ def diff_logs(
     policy: Policy | None = None,
     rules: RuleSet | None = None,
 ) -> Comparison:
-    """Compare the logs at two paths, one of which may be ``-`` for standard input; otherwise as
-    ``diff``.
-    """
+    """Compare the logs at two paths like ``diff``; one path may be ``-`` for standard input."""
     if old == new == _STANDARD_INPUT:
-        raise UsageError("OLD and NEW are both standard input", hint="name one of the two logs")
+        raise UsageError(
+            "OLD and NEW are both standard input", hint="give at least one log as a file"
+        )
     first = compared_start(_diagnosis_of(old, policy, rules), old_start)
     return compare(first, compared_start(_diagnosis_of(new, policy, rules), new_start))
 
@@ -390,7 +392,7 @@ def _diagnosis_of(path: str, policy: Policy | None, rules: RuleSet | None) -> Di
         ) as stream:
             return diagnose_stream(stream, path, rules=rules, policy=policy)
     except OSError as error:
-        raise InputError(f"{shown(path)}: {error.strerror or error}") from None
+        raise InputError(f"{printable_path(path)}: {error.strerror or error}") from None
 
 
 def _start_of(source: object, number: int | None, policy: Policy | None) -> ComparedStart:
@@ -406,6 +408,6 @@ def _start_of(source: object, number: int | None, policy: Policy | None) -> Comp
     if one_line and not diagnosis.starts and not diagnosis.incidents:
         hint = "give the path of a log, its text, or what oomguard.diagnose returns"
         raise InputError(
-            f"{shown(str(source))}: no such file, and not the text of a log", hint=hint
+            f"{printable_path(str(source))}: no such file, and not the text of a log", hint=hint
         )
     return compared_start(diagnosis, number)

@@ -1,6 +1,4 @@
-"""Explain a change: sentences with their bytes, each from figures that both logs print or that one
-of them implies.
-"""
+"""Explain a change in sentences with bytes from numbers that the logs print or imply."""
 
 from __future__ import annotations
 
@@ -11,11 +9,10 @@ from oomguard.comparison.comparison import ComparedStart, Explanation, Row, Rows
 from oomguard.comparison.table import setting_of
 from oomguard.core.facts import MIB, format_gib
 
-# What changed with vLLM's version, as explanations: its engine's generation, and when it counts
-# CUDA graphs.
+# vLLM's version changes the engine's generation and when it counts CUDA graphs.
 
-# From these versions on vLLM: runs V1 unless told otherwise; runs nothing else; counts CUDA graphs
-# before the KV cache.
+# From these versions on vLLM runs V1 by default, runs only V1, and counts CUDA graphs before the KV
+# cache.
 _V1_BY_DEFAULT: Final = "0.8.0"
 _V1_ONLY: Final = "0.11.0"
 _GRAPHS_COUNTED: Final = "0.20.0"
@@ -29,27 +26,26 @@ def engine_generation(old: ComparedStart, new: ComparedStart) -> Iterator[Explan
         else:
             only = " by default"
         yield Explanation(
-            f"vLLM {old.version} runs its V0 engine, {new.version} its V1 engine{only}: V1 batches "
-            "more tokens in one step, "
-            "captures more CUDA graphs and measures each part in another way."
+            f"vLLM {old.version} runs its V0 engine, {new.version} its V1 engine{only}. "
+            "V1 batches more tokens in one step, captures more CUDA graphs and measures "
+            "each part differently."
         )
 
 
 def graphs_counted(
     old: ComparedStart, new: ComparedStart, table: RowsByName
 ) -> Iterator[Explanation]:
-    """Explain what counting CUDA graphs before the KV cache takes from it."""
+    """Explain how counting CUDA graphs before the KV cache reduces it."""
     if not newly_counts_graphs(old, new):
         return
     size = new.number("cudagraph_bytes")
     before = old.number("cudagraph_bytes")
-    text = (
-        "Since 0.20 vLLM takes its estimate of the CUDA graphs out of the utilization before it "
-        "sizes the KV cache"
+    text = "Since 0.20 vLLM subtracts its estimate of the CUDA graphs before it sizes the KV cache"
+    ending = "; before, they were in addition" + (
+        f" ({format_gib(before)} in OLD)" if before else ""
     )
-    ending = "; before, they came on top" + (f" ({format_gib(before)} in OLD)" if before else "")
     if size is None:
-        yield Explanation(f"{text}{ending}. How much that is in NEW is not printed.")
+        yield Explanation(f"{text}{ending}. NEW does not print that estimate.")
     else:
         yield Explanation(f"{text}: {format_gib(size)} less for it{ending}.", -size)
 
@@ -65,13 +61,14 @@ def newly_counts_graphs(old: ComparedStart, new: ComparedStart) -> bool:
 
 
 def counts_graphs(side: ComparedStart) -> bool | None:
-    """Return whether a start's CUDA graphs come out of the utilization, None if that is unknown."""
+    """Return whether the utilization includes a start's CUDA graphs, or None if unknown."""
     return at_least(side, _GRAPHS_COUNTED)
 
 
 def at_least(side: ComparedStart, version: str) -> bool | None:
-    """Return whether the start is of that vLLM or a later one, None for another engine or an
-    unknown version.
+    """Return whether the start runs at least that vLLM version.
+
+    Returns None for another engine or an unknown version.
     """
     from packaging.version import InvalidVersion, Version
 
@@ -84,10 +81,10 @@ def at_least(side: ComparedStart, version: str) -> bool | None:
         return None
 
 
-# A smaller difference is noise of the measurement.
+# A smaller difference is measurement noise.
 SMALL_BYTES: Final = 32 * MIB
 
-# The part of the budget -> the settings that make it larger or smaller.
+# Each part of the budget with the settings that change its size.
 _MOVED_BY: Final = {
     "weights": (
         "model",
@@ -126,7 +123,7 @@ _MOVED_BY: Final = {
 _TEXTS: Final = {
     "weights": "The weights take",
     "activations": "The activations of a step take",
-    "non-torch": "What is outside torch takes",
+    "non-torch": "Memory outside torch takes",
     "CUDA graphs": "The CUDA graphs take",
 }
 
@@ -134,15 +131,17 @@ _TEXTS: Final = {
 def explain(
     old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]
 ) -> tuple[Explanation, ...]:
-    """Return the sentences in order: what makes the two hard to compare, then the largest effect on
-    the KV cache first.
+    """Return the explanations in order.
+
+    The first ones say what makes the starts hard to compare, then the largest effect on the KV
+    cache comes first.
     """
     table = {row.name: row for row in rows}
     if different_engines(old, new):
         names = f"{old.start.framework} and {new.start.framework}"
         text = (
-            f"{names} are different engines: they measure and name the parts of the memory in ways "
-            "that cannot be compared one by one."
+            f"{names} are different engines. They measure and name the parts of the "
+            "memory differently, so the parts do not compare one by one."
         )
         return (Explanation(text),)
     first = list(engine_generation(old, new))
@@ -152,17 +151,13 @@ def explain(
 
 
 def different_engines(old: ComparedStart, new: ComparedStart) -> bool:
-    """Return whether the logs are of two engines; an engine that a log does not tell counts as the
-    same.
-    """
+    """Return whether the logs come from two engines; an unknown engine counts as the same."""
     names = {old.start.framework, new.start.framework}
     return len(names) == 2 and "unknown" not in names
 
 
 def not_explained(rows: tuple[Row, ...], explanations: tuple[Explanation, ...]) -> float | None:
-    """Return how many bytes of the KV cache's change no sentence explains; None if they are few or
-    unknown.
-    """
+    """Return the KV cache's unexplained change in bytes, or None if it is small or unknown."""
     row = next((row for row in rows if row.name == "KV cache" and row.changed), None)
     if row is None or row.difference is None:
         return None
@@ -179,7 +174,7 @@ def _utilization(
         row = table.get(name)
         if row is None or not row.changed or row.difference is None:
             continue
-        # SGLang's share is of the memory that is free before it loads anything.
+        # SGLang's share applies to the memory that is free before it loads anything.
         if name == "gpu_memory_utilization":
             whole = "device_total_bytes"
         else:
@@ -305,8 +300,8 @@ def _suspects(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iter
         )
         size = format_gib(value.number or 0)
         yield Explanation(
-            f"{begins} {size} in {other}; {silent} does not print it, and what decides it "
-            f"changed{because}."
+            f"{begins} {size} in {other}; {silent} does not print it, but a setting that "
+            f"affects it changed{because}."
         )
 
 
@@ -364,8 +359,8 @@ def _ranks(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterato
     ranks = setting_of(old, "tensor_parallel_size"), setting_of(new, "tensor_parallel_size")
     if all(v.number for v in ranks) and ranks[0].value != ranks[1].value:
         yield Explanation(
-            f"The model is spread over {ranks[1].value} devices instead of {ranks[0].value}: each "
-            "figure is of one device."
+            f"The model uses {ranks[1].value} devices instead of {ranks[0].value}; each "
+            "number is for one device."
         )
 
 

@@ -1,6 +1,4 @@
-"""Build the table of a comparison: versions, settings, parts of the budget and capacity, old beside
-new.
-"""
+"""Build the table of a comparison: versions, settings, budget parts and capacity."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from oomguard.core.setting_spellings import default_value, surfaces
 from oomguard.core.settings import SETTING_FACTS, SETTINGS, Unit
 
 UNKNOWN: Final = ComparedValue(None, "not printed")
-# (fact, setting): a log shows in passing that these are on, never that they are off; a list of
-# settings names the setting.
+# Pairs of fact and setting: a log shows that these are on, never that they are off. A list of
+# settings has the setting itself.
 _MARKS: Final = (
     ("speculative", "speculative_config"),
     ("lora", "enable_lora"),
@@ -22,7 +20,7 @@ _MARKS: Final = (
     ("multimodal", "limit_mm_per_prompt"),
 )
 _SAME_AS_MODEL: Final = frozenset({"model_tag", "model_path"})
-# (name in the table, fact); solved parts of a start's budget come after the printed ones.
+# Pairs of the name in the table and the fact. Derived parts come after the printed ones.
 BUDGET: Final = (
     ("weights", "model_weights_bytes"),
     ("activations", "peak_activation_bytes"),
@@ -31,9 +29,7 @@ BUDGET: Final = (
     ("KV cache", "kv_cache_available_bytes"),
 )
 _SOLVED_PARTS: Final = ("in use at the start", "free")
-_SOLVED_SLACK_BYTES: Final = (
-    0.02 * GIB
-)  # a difference of printed sizes, each rounded to a hundredth of a GiB
+_SOLVED_SLACK_BYTES: Final = 0.02 * GIB  # a difference of printed sizes, each rounded to 0.01 GiB
 _CAPACITY: Final[tuple[tuple[str, str, Unit], ...]] = (
     ("KV cache tokens", "kv_cache_capacity_tokens", "tokens"),
     ("full requests at once", "max_concurrency", ""),
@@ -43,7 +39,7 @@ _CAPACITY: Final[tuple[tuple[str, str, Unit], ...]] = (
 
 
 def rows_of(old: ComparedStart, new: ComparedStart) -> tuple[Row, ...]:
-    """Return every row for which at least one of the two logs tells something."""
+    """Return every row for which at least one log has a value."""
     rows = [*_versions(old, new), *_settings(old, new), *_budget(old, new), *_capacity(old, new)]
     return tuple(row for row in rows if {row.old.origin, row.new.origin} != {"not printed"})
 
@@ -87,12 +83,9 @@ def _settings(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
         for name, fact in SETTING_FACTS.items()
         if fact in old.start.facts or fact in new.start.facts
     }
-    known |= {
-        name
-        for side in (old, new)
-        for name in surfaces(side.start.framework)
-        if _default(side, name) is not None
-    }
+    for side in (old, new):
+        names = surfaces(side.start.framework)
+        known |= {name for name in names if _default(side, name) is not None}
     listed = ["model", *SETTINGS, *sorted(named - SETTINGS.keys() - {"model"})]
     for name in (n for n in listed if n in named | known):
         was = setting_of(old, name)
@@ -112,14 +105,12 @@ def _settings(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
 
 
 def _touched(name: str, *sides: ComparedStart) -> bool:
-    """Return whether a user set it, or may have: only a full list of settings rules that out."""
+    """Return whether the user may have set it; only a full list of settings excludes that."""
     return any(name in side.start.settings or not side.start.settings_complete for side in sides)
 
 
 def setting_of(side: ComparedStart, name: str) -> ComparedValue:
-    """Return the value of a setting in force: as the user set it, as printed, or the default of the
-    version.
-    """
+    """Return the effective value of a setting: set by the user, printed, or the default."""
     start = side.start
     own = start.settings.get(name)
     fact = start.facts.get(SETTING_FACTS.get(name, ""))
@@ -127,7 +118,7 @@ def setting_of(side: ComparedStart, name: str) -> ComparedValue:
         return ComparedValue(_plain(own.value), "printed" if own.set_by_user is False else "set")
     if fact is not None and fact.value != "auto":
         return ComparedValue(_plain(fact.value), "solved" if fact.source == "solved" else "printed")
-    if own is not None:  # "auto", or an object that prints no value
+    if own is not None:  # "auto", or an object without printed value
         if own.value is None:
             return UNKNOWN
         return ComparedValue(own.value, "set")
@@ -143,9 +134,7 @@ def setting_of(side: ComparedStart, name: str) -> ComparedValue:
 
 
 def _default(side: ComparedStart, name: str) -> FactValue | None:
-    """Return the default of the side's engine in its version, None if it depends on more or is
-    unknown.
-    """
+    """Return the version's default of a setting, or None if unknown or not fixed."""
     return default_value(name, side.start.framework, side.version)
 
 

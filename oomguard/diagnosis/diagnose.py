@@ -1,6 +1,4 @@
-"""The flow in one place, the same for every way in: what was observed becomes a diagnosis with
-causes and a plan.
-"""
+"""Turn observations into a diagnosis with causes and a plan, the same way for every input."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from oomguard.remedy.from_estimate import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.match import explain
-from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet, load_rules, what_is_missing
+from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet, find_missing, load_rules
 from oomguard.scan.anchors import finder
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.incidents import with_labels
@@ -40,42 +38,41 @@ from oomguard.scan.non_logs import (
 from oomguard.scan.safe_pickle import is_pickle
 from oomguard.scan.scan import scan
 from oomguard.scan.skim import Gap, skim
-from oomguard.scan.source import Line, damage_of, looked_into, open_log, read_lines
-from oomguard.scan.split_lines import begun_before, joined, lines_behind, log_before
+from oomguard.scan.source import Line, damage_of, open_log, peek, read_lines
+from oomguard.scan.split_lines import begun_before, join_pieces, lines_behind, log_before
 
-# Which model's files a diagnosis reads: those that the user gives, else the folder that the log
-# names.
+# A diagnosis reads the files of the user's model, or else of the folder in the log.
 
-# Whose models the memory model reads.
+# The estimator covers this engine's models.
 _READ: Final = "vllm"
 _CONFIG: Final = "config.json"
 
 
 def named_folder(incident: Incident) -> str | None:
-    """Return the model's folder that the log names, if it is here and can be read; a name on the
-    hub is never looked up.
-    """
+    """Return the local model folder that the log names, or None; never query the hub."""
     named = _named(incident)
     try:
         if named is not None and Path(named).is_absolute() and (Path(named) / _CONFIG).is_file():
             return named
-    except (OSError, ValueError):  # a name too long, or a folder of another user
+    except (OSError, ValueError):  # an impossible name, or another user's folder
         return None
     return None
 
 
 def note_on_model(incident: Incident, model: str | None) -> str | None:
-    """Return a note on the model that was read: the log's folder, or one of another name than the
-    log's; None for neither.
+    """Return a note on which model oomguard read.
+
+    It names the log's folder, or the user's model if the log names another one. Returns None if
+    neither applies.
     """
     named = _named(incident)
     if model is None:
         if named_folder(incident) is None:
             return None
-        return f"the model was read from the folder that the log names: {named}"
+        return f"oomguard read the model from the folder that the log names: {named}"
     if named is None or _last(named) == _last(model):
         return None
-    return f"the model that you gave was read, {model}; the log names another one, {named}"
+    return f"oomguard read the model that you gave, {model}, but the log names another one, {named}"
 
 
 def _named(incident: Incident) -> str | None:
@@ -86,23 +83,23 @@ def _named(incident: Incident) -> str | None:
 
 
 def _last(name: str) -> str:
-    """Return the last part of a model's name or folder, as the hub and a cache of it write it."""
+    """Return the last part of a model's name or folder, as the hub and its cache write it."""
     return (
         name.rstrip("/").removesuffix(f"/{_CONFIG}").rpartition("/")[2].rpartition("--")[2].lower()
     )
 
 
-# The requests in the step that an engine died in, named for who has to find the one that killed it.
+# The requests of the failed step, so that a user can find the one that ended the engine.
 
 _REQUEST: Final = re.compile(r"([^\s,:{}]+): (\d+)")
 _MOST_NAMED: Final = 5
 
 
 def step_requests(facts: Mapping[str, Fact]) -> dict[str, int]:
-    """Return the requests of the step that failed with their tokens, the largest first; empty where
-    none were printed.
+    """Return the requests of the failed step with their tokens, the largest first.
 
-    Of very many only the first are read; then the last of these may be cut, and is left out.
+    Returns an empty dict if none were printed. With very many it reads only the first ones and
+    omits the last of these, which may be cut.
     """
     told = facts.get("step_requests")
     if told is not None:
@@ -114,10 +111,9 @@ def step_requests(facts: Mapping[str, Fact]) -> dict[str, int]:
 
 
 def failed_step(facts: Mapping[str, Fact]) -> str | None:
-    """Return in words which requests were in the step that failed; None where that was not printed.
+    """Describe the requests of the failed step, or return None if unknown.
 
-    A request that takes far more tokens than the others was being read; one token each is the next
-    word of an answer.
+    A request with far more tokens than the others was in its prefill; one token each is decoding.
     """
     requests = step_requests(facts)
     if not requests:
@@ -136,23 +132,23 @@ def failed_step(facts: Mapping[str, Fact]) -> str | None:
     return f"in the step that failed: {size}, {named}{f' and {more} more' if more > 0 else ''}"
 
 
-# The size of this machine's GPUs, for an engine that failed here and did not print it.
+# The size of this machine's GPUs, if an engine failed here without printing it.
 
-# NVML counts what the driver keeps for itself and torch does not: 0.6 % of an H100, 2 % of an L4.
+# NVML includes memory that the driver reserves and torch does not see: 0.6 % of an H100, 2 % of an
+# L4.
 _DRIVERS_RATIO: Final = 0.02
 _TOTAL: Final = "device_total_bytes"
 
 
 def own_device_total(incident: Incident) -> Mapping[str, Fact]:
-    """Return the total of this machine's GPUs as a fact; empty where it was printed, is unknown, or
-    differs between them.
+    """Return the total of this machine's GPUs as a fact, or nothing.
 
-    vLLM prints it for some failures only; "No available memory for the cache blocks" is not one of
-    them, and how far the utilization has to rise depends on it. A part of a GPU (MIG) has a size
-    that NVML's device does not tell.
+    It is empty if the log has the total, if it is unknown, or if the GPUs differ. vLLM prints it
+    only for some failures. "No available memory for the cache blocks" has none, though the solution
+    for the utilization depends on it. NVML's total is not the size of a part of a GPU (MIG).
 
     Args:
-        incident: what failed, on this machine, just now.
+        incident: the failure, on this machine just now.
     """
     if incident.framework != "vllm" or _TOTAL in incident.facts or "on_cpu" in incident.facts:
         return {}
@@ -167,17 +163,16 @@ def own_device_total(incident: Incident) -> Mapping[str, Fact]:
 
 
 _UNRECOGNIZED = (
-    "No signature has its wording, so nothing is changed because of it. To add a signature: "
-    "--rules DIR."
+    "No signature matches its wording, so oomguard changes nothing because of it. To add "
+    "a signature: --rules DIR."
 )
 _PATH_CHARS = 1024
-# Words without white space that have a separator of folders, or the suffix of a log or of a
-# snapshot.
+# Words without white space that have a path separator, or the suffix of a log or snapshot.
 _IS_PATH = re.compile(
     r"[\w.~:@%+=,-]*[/\\][\w.~:@%+=,/\\-]*|[\w.~:@%+=,-]+\.(?:log|txt|out|err|jsonl?|pickle|pkl)(?:\.\d{1,4})?(?:\.(?:gz|xz|bz2|zst))?"
 )
-PASSED_OVER = "passed over: a pickle by its name or content, and no allocation snapshot"
-_NOT_ACTED_ON = "its wording is new: reported, not acted on"
+PASSED_OVER = "skipped: a pickle by name or content, but not an allocation snapshot"
+_NOT_ACTED_ON = "its wording is new, so oomguard reports it but changes nothing"
 
 
 @cache
@@ -200,18 +195,16 @@ def assess(
     """Explain one observed incident and plan for it.
 
     Args:
-        incident: what was observed.
-        rules: the rules in force.
+        incident: the observed incident.
+        rules: the rules to apply.
         policy: what the user permits.
-        tried: settings and values that failed, which are not proposed again.
-        given: facts that the user gives; they yield to what was printed, and outrank this machine's
-            GPU.
-        local_models: whether it failed on this machine, just now: the memory model may read the
-            folder that the log names, and the size of this machine's GPUs counts where the log does
-            not print one.
-        model: a folder or hub name that the user gives for the memory model; None: the folder that
-            the log names, if it is here.
-        behind: the model behind the failure, if the caller has it.
+        tried: settings and values that already failed, not to propose again.
+        given: the user's facts. Printed facts override them, and they override this machine's GPU.
+        local_models: whether it failed on this machine just now. The estimator may then read the
+            log's folder, and this machine's GPU size counts if the log has none.
+        model: the user's folder or hub name for the estimator; None uses the log's folder if it is
+            here.
+        behind: the model of the failed call or start, if the caller has it; None otherwise.
     """
     own: Mapping[str, Fact] = {}
     if local_models:
@@ -234,7 +227,7 @@ def assess(
     planned = plan(explain(derived, rules), rules, policy, tried, behind)
     planned = replace(
         planned,
-        missing=what_is_missing(planned, rules.missing, heard=local_models or behind is not None),
+        missing=find_missing(planned, rules.missing, is_live=local_models or behind is not None),
     )
     if planned.certainty_ratio is not None:
         told = tuple(
@@ -245,9 +238,7 @@ def assess(
 
 
 def _with_each_cause_once(incident: Incident) -> Incident:
-    """Return the incident with one entry for each cause, by its surest rule: the others' fixes are
-    in the plan by now.
-    """
+    """Keep one entry per cause, from its most confident rule; the plan has all fixes already."""
     surest: dict[str, Cause] = {}
     for cause in incident.causes:
         surest.setdefault(cause.id, cause)
@@ -270,7 +261,9 @@ def assess_all(
     model: str | None = None,
     behind: FailureModel | None = None,
 ) -> Diagnosis:
-    """Explain every incident of a scan and plan for it; the arguments are those of ``assess``."""
+    """Explain every incident of a scan and plan for it; the arguments are the same as for
+    ``assess``.
+    """
     incidents = tuple(
         _with_each_cause_once(
             assess(
@@ -313,14 +306,14 @@ def diagnose_lines(
     """Diagnose a stream of lines.
 
     Args:
-        lines: the lines, with gaps where lines were left out.
+        lines: the lines, with markers for omitted lines.
         source: the path as the user gave it.
-        rules: the rules in force; None takes the shipped ones.
-        policy: what the user permits; None takes the default.
-        given: facts that the log leaves out.
-        settings: settings in force that the log leaves out.
-        model: a folder or hub name; the memory model then solves what the log's own numbers leave
-            open.
+        rules: the rules; None uses the shipped ones.
+        policy: what the user permits; None uses the default.
+        given: facts that the log does not have; None for none.
+        settings: effective settings that the log does not have; None for none.
+        model: a folder or hub name, with which the estimator fills in missing numbers; None for
+            none.
     """
     rules = rules or default_rules()
     found = scan(lines, rules, source, given=settings, unrecognized=True)
@@ -338,21 +331,19 @@ def diagnose_stream(
     model: str | None = None,
     is_named: bool = True,
 ) -> Diagnosis:
-    """Diagnose a stream of bytes of any size in constant memory; the other arguments are those of
-    ``diagnose_lines``.
+    """Diagnose a stream of bytes of any size in constant memory.
 
-    An allocation snapshot of torch, told by its content, is read instead, within the limits of
-    ``snapshots.pickled``. A damaged compressed stream is read as far as it goes, and a note says
-    so. ``is_named`` says that the user named this input: of the files that were met in a folder, a
-    pickle that is no snapshot is passed over.
+    oomguard recognizes a torch allocation snapshot by its content and reads it within the limits of
+    ``snapshot``. It reads a damaged compressed stream as far as possible and adds a note.
+    ``is_named`` means that the user named this input; without it a pickle that is not a snapshot is
+    skipped. The other arguments are the same as for ``diagnose_lines``.
 
     Raises:
-        InputError: a pickle that is no snapshot, is damaged, or wants to run something; a snapshot
-            beside which the given size of the device is too small; what is named as a pickle and is
-            an archive, a page, damaged, or a text without a failure.
+        InputError: a pickle is damaged, unsafe or not a snapshot; the given device is smaller than
+            a snapshot; or a file named like a pickle has other content without a failure.
     """
     rules = rules or default_rules()
-    head, whole = looked_into(stream, HEAD_BYTES)
+    head, whole = peek(stream, HEAD_BYTES)
     if not is_named and (is_other_pickle(head) or (is_named_pickle(source) and is_foreign(head))):
         return Diagnosis(source, notes=(PASSED_OVER,))
     if is_named:
@@ -370,7 +361,7 @@ def diagnose_stream(
             given=given,
             model=model,
         )
-    lines = joined(
+    lines = join_pieces(
         skim(whole, lambda: finder(rules.anchors)), begun_before(source), lines_behind(source)
     )
     diagnosis = diagnose_lines(
@@ -386,9 +377,7 @@ def diagnose_stream(
 
 
 def _without_cut_end(diagnosis: Diagnosis) -> Diagnosis:
-    """Return a diagnosis without an engine's end whose traceback a rotation cut: the log behind has
-    the exception.
-    """
+    """Drop an engine's end whose traceback a log rotation cut; the next log has the exception."""
     cut = [
         one
         for one in diagnosis.incidents
@@ -400,9 +389,7 @@ def _without_cut_end(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
-    """Return a diagnosis without the death of an engine whose cause a rotation left in the log
-    before: that log tells it.
-    """
+    """Drop an engine's death whose cause is in the log before the rotation."""
     dead = [one for one in diagnosis.incidents if one.kind == "engine_dead"]
     if (
         not dead
@@ -412,12 +399,13 @@ def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
         return diagnosis
     path, lines = before
     if not any(
-        one.is_oom for one in scan(joined(lines, behind=lines_behind(str(path))), rules).incidents
+        one.is_oom
+        for one in scan(join_pieces(lines, behind=lines_behind(str(path))), rules).incidents
     ):
         return diagnosis
     note = (
-        f"the cause of the engine's death at line {dead[0].location.line} is in the log before: "
-        f"{path.name}"
+        f"the cause of the engine's death at line {dead[0].location.line} is in the "
+        f"previous log: {path.name}"
     )
     return replace(diagnosis, incidents=(), notes=(*diagnosis.notes, note))
 
@@ -430,44 +418,46 @@ def diagnose(
     gpu_memory: int | str | None = None,
     model: str | None = None,
 ) -> Diagnosis:
-    """Say why memory ran out and what to change.
+    """Explain why memory ran out and what to change.
+
+        diagnosis = oomguard.diagnose("error.log")
+        print(diagnosis)
+        for incident in diagnosis.incidents: ...
 
     Args:
-        source: a log's text, the path of a log or of an allocation snapshot, or an exception. A
-            string is a path if a file of that name exists, or if it has no white space and is
-            written as a path: ``logs/run``, ``error.log``.
-        policy: what a patch may change and how far; the default permits what ``oomguard run`` does
-            by itself.
-        settings: settings in force that the source leaves out, by name, as ``--set`` takes them.
-        gpu_memory: the device's total memory if the source leaves it out: bytes, or a size such as
-            ``"24GiB"``.
-        model: the model's folder, ``config.json`` or hub name; solves what the source's own numbers
-            leave open.
+        source: a log's text, the path of a log or an allocation snapshot, or an exception. A string
+            is a path if a file has that name, or if it has no white space and looks like a path:
+            ``logs/run``, ``error.log``.
+        policy: what a patch may change; None permits the automatic changes of ``oomguard run``.
+        settings: effective settings that the source does not have, by name, as in ``--set``.
+        gpu_memory: the device's total memory if the source does not have it: bytes, or a size such
+            as ``"24GiB"``; None if unknown.
+        model: the model's folder, ``config.json`` or hub name, to fill in missing numbers; None for
+            none.
 
     Returns:
-        One incident for each failure, in the order of time; no incident for a source without a
-        memory failure. A snapshot is summed up in ``snapshot``, whether an allocation failed in it
-        or not.
+        One incident per failure, in order of time; none if no memory failure is found. For a
+        snapshot, ``snapshot`` has its summary, even without a failed allocation.
 
     Raises:
-        UsageError: the source is not one of the three, a path cannot be read (InputError), or a
-            setting is unknown or cannot take its value (SettingError).
+        UsageError: the source has another type, a path is unreadable (InputError), or a setting is
+            unknown or invalid (SettingError).
     """
     if not isinstance(source, (str, Path, BaseException)):
         expected = "a log's text, the path of a log or an exception"
         raise UsageError(
             f"diagnose takes {expected}, not {_described(source)}",
-            hint="pass an open log's text: log.read()",
+            hint="pass the text of an open log: log.read()",
         )
-    given = given_device(gpu_memory)
-    in_force = given_settings(settings)
+    given = device_fact(gpu_memory)
+    in_force = user_settings(settings)
     if isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
         with open_log(str(source)) as stream:
             return diagnose_stream(
                 stream, str(source), policy=policy, given=given, settings=in_force, model=model
             )
     if isinstance(source, str):
-        lines = joined(read_lines(io.BytesIO(source.encode("utf-8", "surrogatepass"))))
+        lines = join_pieces(read_lines(io.BytesIO(source.encode("utf-8", "surrogatepass"))))
         name = ""
     else:
         lines = exception_lines(source)
@@ -475,27 +465,28 @@ def diagnose(
     return diagnose_lines(lines, name, policy=policy, given=given, settings=in_force, model=model)
 
 
-def given_device(gpu_memory: int | str | None) -> dict[str, Fact]:
-    """Return the fact of a device whose total memory the user gives: bytes, or a text such as
-    ``24GiB``.
+def device_fact(gpu_memory: int | str | None) -> dict[str, Fact]:
+    """Return the fact for the user's device size: bytes, or a text such as ``24GiB``.
 
-    Raises SettingError for a size that no device has.
+    Raises:
+        SettingError: the size is impossible.
     """
     if gpu_memory is None:
         return {}
     size_bytes = parse_size(str(gpu_memory)).bytes
     if size_bytes <= 0:
         raise SettingError(
-            f"the device's memory is {gpu_memory}", hint="give its total memory, for example 24GiB"
+            f"the device's memory must be a size above zero, got {gpu_memory}",
+            hint="give its total memory, for example 24GiB",
         )
     return {"device_total_bytes": Fact("device_total_bytes", size_bytes, "given")}
 
 
-def given_settings(settings: Mapping[str, FactValue] | None) -> dict[str, SettingInForce]:
-    """Return settings that the user says were in force, by canonical name; a text is read as
-    ``--set`` reads it.
+def user_settings(settings: Mapping[str, FactValue] | None) -> dict[str, SettingInForce]:
+    """Return the user's effective settings by canonical name; texts are parsed like ``--set``.
 
-    Raises SettingError for an unknown setting or a value that it cannot take.
+    Raises:
+        SettingError: a setting is unknown or its value is invalid.
     """
     known = {
         setting(name).name: parse_value(name, str(value))
@@ -505,7 +496,7 @@ def given_settings(settings: Mapping[str, FactValue] | None) -> dict[str, Settin
 
 
 def _described(value: object) -> str:
-    import reprlib  # a bounded text, also of an endless object or one whose own repr fails
+    import reprlib  # a bounded text, even for endless objects or a failing repr
 
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -513,8 +504,9 @@ def _described(value: object) -> str:
 
 
 def _names_a_file(text: str) -> bool:
-    """Return whether a text is a path: that of a file, or written as one, so that a mistyped name
-    is an error.
+    """Return whether a text is a path: an existing file, or written like one.
+
+    A mistyped path is then an error.
     """
     if "\n" in text or len(text) >= _PATH_CHARS:
         return False

@@ -1,6 +1,6 @@
-"""Run the tests inside rule files: ``oomguard rules test`` and pytest call the same functions.
+"""Run the tests in rule files, for ``oomguard rules test`` and pytest.
 
-A problem is one line of text that names the file and what is wrong; an empty list is a pass.
+A problem is one line of text with the file and the mistake; an empty list is a pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oomguard.rules.signature import Quotation, Signature
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line
 
-# What a rule's test may know of a failed call beside its facts.
+# The numbers of a failed call that a rule's test may set besides facts.
 _CALL_FIGURES: Final = frozenset({"row_bytes", "seen_row_bytes", "attempts_left"})
 
 
@@ -59,13 +59,13 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         if test.get("expect_no_match"):
             negatives += 1
             if matched:
-                yield f"test[{i}] matches, and should not"
+                yield f"test[{i}] matches, but should not"
             continue
         if not matched:
             yield f"test[{i}] does not match"
             continue
         probe = test["log"]
-        if signature.kind is None:  # only an incident that follows shows what a context line tells
+        if signature.kind is None:  # only a following incident shows the facts of a context line
             probe += "\nRuntimeError: Engine core initialization failed. See root cause above."
             alone = RuleSet(
                 tuple(s for s in rules.signatures if s is signature or s.kind == "engine_dead"), ()
@@ -73,25 +73,28 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         incidents = scan(_lines(probe), alone).incidents
         wanted = (
             "none" if any(wording.ends == "told" for wording in matched) else "one"
-        )  # a death after it does not count
+        )  # a later death does not count
         if len(incidents) != (wanted == "one"):
-            yield f"test[{i}] gives {len(incidents)} incidents, not {wanted}"
+            yield f"test[{i}] gives {len(incidents)} incidents, expected {wanted}"
             continue
         for name, value in test.get("expect", {}).items():
             fact = incidents[0].facts.get(name)
             if fact is None or not _equal(fact.value, value):
-                yield f"test[{i}]: {name} is {fact.value if fact else 'missing'}, not {value}"
+                yield (
+                    f"test[{i}]: {name} is {fact.value if fact else 'missing'}, expected {value}"
+                )
         owners = {i.kind for i in scan(_lines(test["log"]), rules).incidents} - {None}
         own = {signature.kind, *(w.kind for w in matched if w.kind), *signature.becomes.values()}
         if signature.kind is not None and not (len(owners) == 1 and owners <= own):
             yield (
-                f"test[{i}] is claimed by {', '.join(sorted(map(str, owners))) or 'nobody'}, not "
-                f"by {signature.kind} alone"
+                f"test[{i}] is claimed by "
+                f"{', '.join(sorted(map(str, owners))) or 'no signature'}, expected only "
+                f"{signature.kind}"
             )
     if len(hit) < len({w.pattern.pattern for w in signature.wordings}):
         yield "a wording has no test"
     if not negatives:
-        yield "no near-miss: one test with expect_no_match = true"
+        yield "no near miss: add one test with expect_no_match = true"
 
 
 def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:
@@ -99,7 +102,7 @@ def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:
     vetoed = 0
     for i, text in enumerate(quotation.quoted):
         if scan(_lines(text), alone).incidents:
-            yield f"quoted[{i}] is reported all the same"
+            yield f"quoted[{i}] is reported anyway"
         else:
             vetoed += bool(scan(_lines(text), RuleSet(rules.signatures, ())).incidents)
     if not vetoed:
@@ -120,9 +123,7 @@ def _equal(found: Any, expected: Any) -> bool:
 
 
 def incident_from(kind: str, values: Mapping[str, Any]) -> Incident:
-    """Make an incident from the bare facts of a rule's test; ``…_set`` facts also become settings
-    in force.
-    """
+    """Build an incident from the facts of a rule's test; ``…_set`` facts also become settings."""
     facts = {name: Fact(name, value, "given") for name, value in values.items()}
     settings = {}
     for name, value in values.items():
@@ -140,9 +141,12 @@ def incident_from(kind: str, values: Mapping[str, Any]) -> Incident:
 
 
 def model_from(test: Mapping[str, Any]) -> CallModel | None:
-    """Return the failed call of a rule's test, None where it has no ``call``.
+    """Return the failed call of a rule's test, or None without ``call``.
 
-    Its rows are the test's ``batch_size``. Raises SettingError for a figure that no call has.
+    Its rows are the test's ``batch_size``.
+
+    Raises:
+        SettingError: a number is impossible.
     """
     if "call" not in test:
         return None
@@ -155,19 +159,20 @@ def model_from(test: Mapping[str, Any]) -> CallModel | None:
         type(n) is int and 0 < n < 2**63 for n in numbers
     ):
         raise SettingError(
-            "call: figures above zero", hint=f"one or more of {', '.join(sorted(_CALL_FIGURES))}"
+            "call: numbers must be above zero",
+            hint=f"one or more of {', '.join(sorted(_CALL_FIGURES))}",
         )
     return CallModel(rows, base, **figures)
 
 
-# one lint after another
+# one check after another
 def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
     covered: set[str] = set()
     negatives = 0
     for i, test in enumerate(rule.tests):
         strangers = [name for name in test["facts"] if name not in REGISTRY]
         if strangers:
-            yield f"test[{i}]: no such fact: {', '.join(strangers)}"
+            yield f"test[{i}]: unknown facts: {', '.join(strangers)}"
             continue
         try:
             observed = incident_from(test["kind"], test["facts"])
@@ -178,7 +183,7 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
         if test.get("expect_no_match"):
             negatives += 1
             if matches(rule, incident):
-                yield f"test[{i}] matches, and should not"
+                yield f"test[{i}] matches, but should not"
             continue
         cause = next((c for c in incident.causes if c.rule == rule.code), None)
         if cause is None:
@@ -186,7 +191,7 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             continue
         expect = test.get("expect", {})
         if expect.get("cause", cause.id) != cause.id:
-            yield f"test[{i}]: the cause is {cause.id}, not {expect['cause']}"
+            yield f"test[{i}]: the cause is {cause.id}, expected {expect['cause']}"
         if expect.get("text", "") not in cause.explanation:
             yield f"test[{i}]: the text is {cause.explanation!r}"
         planned = {p.setting: (p.new, p.reason) for p in incident.plan} | {
@@ -200,7 +205,7 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             else:
                 wanted = row["to"]
             if not (value is wanted if wanted is None or value is None else _equal(value, wanted)):
-                yield f"test[{i}]: {row['setting']} is {value}, not {wanted} ({reason})"
+                yield f"test[{i}]: {row['setting']} is {value}, expected {wanted} ({reason})"
             if row.get("reason", "") not in reason:
                 yield f"test[{i}]: the reason for {row['setting']} is {reason!r}"
     for fix in rule.fixes:
@@ -211,10 +216,10 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
         if fix.solve is not None and fix.solve not in SOLVERS:
             yield f"no solver named {fix.solve}"
         if fix.effect == Effect.CHANGES_OUTPUTS and not fix.tradeoff:
-            yield f"{fix.setting} changes outputs and states no trade-off"
+            yield f"{fix.setting} changes outputs but has no tradeoff"
         if fix.setting not in covered and not fix.lever:
             yield f"the fix {fix.setting} has no test"
     if not negatives:
-        yield "no negative: one test with expect_no_match = true"
+        yield "no negative test: add one with expect_no_match = true"
     if not rule.references:
         yield "no reference"

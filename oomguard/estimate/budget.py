@@ -1,9 +1,8 @@
-"""Where a device's bytes went, as parts that overlap nowhere and never add up to more than the
-device.
+"""Divide a device's bytes into disjoint parts that never exceed the device.
 
-Printed figures contain each other: the weights and the private pools of CUDA graphs are tensors,
-the tensors are in what the process has in use, and what is in use before the KV cache contains all
-of them. Figures that cannot be true together are left out, and ``Budget.conflict`` names them.
+Printed numbers overlap. Weights and the private pools of CUDA graphs are tensors. Tensors are part
+of the process's memory in use. The memory in use before the KV cache includes all of them. If
+numbers contradict each other, the budget omits them, and ``Budget.conflict`` names them.
 """
 
 from __future__ import annotations
@@ -18,16 +17,13 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact, FactValue, format_gib, number_of, parse_size
 from oomguard.core.incident import Budget, BudgetPart, Incident
 
-# Who held how much of the device, by an allocator's figures, whatever wording printed them.
-#
-# Old and new messages name other parts of the same picture (reserved in total, or reserved but
-# unallocated; this process, or a list of processes). Rules reason over the names here. An
-# implausible figure is unknown, never zero.
+# Old and new messages print different parts of the same picture: reserved in total, reserved but
+# unallocated, this process, or a list of processes. Rules use the names below. An implausible
+# number is unknown, never zero.
 
-# torch's context, its libraries and NCCL beside the allocator: what a process may hold beyond its
-# tensors.
+# The memory of a process beyond its tensors: torch's context, its libraries and NCCL.
 _BESIDE_TENSORS_BYTES: Final = 3 << 30
-# The driver counts a process a little later than its allocator.
+# The driver measures a process a little later than its allocator.
 _ROUNDING_RATIO: Final = 0.005
 _LISTED_PROCESS: Final = re.compile(
     r"\bProcess \d{1,10} has ([\d.]{1,12} [KMG]iB|\d{1,20} bytes) memory in use"
@@ -35,11 +31,11 @@ _LISTED_PROCESS: Final = re.compile(
 
 
 def add_shares(facts: dict[str, Fact], message: str = "") -> None:
-    """Add own, others', unused and tried shares of the device, as far as the printed figures tell.
+    """Add this process's, others', unused and requested shares of the device to the facts.
 
     Args:
-        facts: what is known; those that follow are added.
-        message: the allocator's, which lists processes one by one.
+        facts: the known facts; the function adds to them.
+        message: the allocator's message, which lists processes one by one.
     """
 
     def number(name: str) -> float | None:
@@ -95,9 +91,7 @@ def add_shares(facts: dict[str, Fact], message: str = "") -> None:
 def _reserved(
     allocated: float | None, reserved: float | None, unused: float | None
 ) -> tuple[float | None, float | None]:
-    """Return what the allocator holds, and what of it is in no tensor: each from the other where
-    one is not printed.
-    """
+    """Return the allocator's reserved bytes and its unused bytes, deriving a missing one."""
     if allocated is None:
         return reserved, unused
     if unused is None and reserved is not None and reserved >= allocated:
@@ -108,11 +102,12 @@ def _reserved(
 
 
 def _is_before_graphs(facts: Mapping[str, Fact]) -> bool:
-    """Whether no graph was captured yet: torch since 2.3 names private pools beside its tensors
-    where it has them.
+    """Return whether no CUDA graph was captured yet.
+
+    torch since 2.3 reports private pools next to its tensors if there are any.
     """
     eager = facts.get("enforce_eager")
-    # Messages that name all that is reserved name no pools.
+    # Messages with the total reservation do not report pools.
     is_named = "private_pool_bytes" in facts or "reserved_total_bytes" in facts
     return (
         "allocated_bytes" in facts
@@ -124,12 +119,11 @@ def _is_before_graphs(facts: Mapping[str, Fact]) -> bool:
 def _taken_off_the_list(
     facts: dict[str, Fact], reserved: float | None, message: str
 ) -> float | None:
-    """Return what the failed process has in use if the message lists it by number, and take it off
-    the other processes.
+    """Return the failed process's bytes from the message's process list.
 
-    In a container it is listed by a number that is not its own. Without it the device would hold
-    more than it can: what all listed processes have in use, what is free, and once more the failed
-    process's tensors.
+    The function also removes that process from the other processes. In a container the list shows
+    it under a foreign id. Without the removal the device would have too many bytes: all listed
+    processes, the free memory, and again the failed process's tensors.
     """
     listed = facts.get("other_process_in_use_bytes")
     if listed is None or isinstance(listed.value, (str, bool)) or reserved is None:
@@ -141,7 +135,7 @@ def _taken_off_the_list(
     else:
         most = (1 + _ROUNDING_RATIO) * total
     if most is not None and listed.value > most:
-        return None  # not a list of this device
+        return None  # a list of another device
     sizes = _listed_bytes(message)
     if not sizes or abs(sum(sizes) - listed.value) > len(sizes):
         sizes = [int(listed.value)]
@@ -171,16 +165,17 @@ def _fits_tensors(in_use: float, reserved: float) -> bool:
 
 
 def _plausible(in_use: float, total: float | None, allocated: float | None) -> bool:
-    """Whether "this process has N in use" can be true: in containers it may be 0, an underflow, or
-    less than its own tensors.
+    """Return whether the printed bytes of this process can be true.
+
+    In containers the driver may report 0, an underflow, or less than the process's own tensors.
     """
     if total is not None and in_use > 1.05 * total:
         return False
     return in_use > 0 and (allocated is None or in_use >= _OWN_COUNT_RATIO * allocated)
 
 
-# What is free at the failure comes with the message of an allocator or of a start that was refused.
-# With these kinds it was printed when the engine began.
+# An allocator or a refused start prints the free memory of the failure. For these kinds it is the
+# free memory at the engine's start.
 _FREE_AT_START: Final = frozenset(
     {
         "kv_cache_none_left",
@@ -192,21 +187,20 @@ _FREE_AT_START: Final = frozenset(
         "engine_dead",
     }
 )
-# The driver counts a process a little later than its allocator, and others allocate meanwhile.
+# The driver measures a process a little later than its allocator, and others allocate meanwhile.
 _TOLERANCE_RATIO: Final = 0.001
-# A process whose count by the driver is this much below its own tensors is not seen by the driver:
-# a container, or Windows.
+# If the driver reports this much less than the process's tensors, it does not see the process: in a
+# container, or on Windows.
 _OWN_COUNT_RATIO: Final = 0.98
-# What is neither free nor of this process may be its own context, up to this share of the device.
+# Up to this share of the device, memory that is neither free nor this process's may be its own
+# context.
 _OTHERS_RATIO: Final = 0.2
-# Weights that were measured by the driver are a little larger than their tensors.
+# Weights measured by the driver are a little larger than their tensors.
 _WEIGHTS_ROUNDING_RATIO: Final = 0.05
 
 
 class _Share(NamedTuple):
-    """Who holds what, as one figure: how a sentence names it, its bytes with their rounding, and
-    its parts.
-    """
+    """Describe one owner's share: its name in a sentence, its bytes with rounding, its parts."""
 
     words: str
     bytes: int
@@ -215,7 +209,7 @@ class _Share(NamedTuple):
 
 
 class _Figures:
-    """The byte figures of a failure or a start: whole bytes, None where one is unknown."""
+    """Read the byte figures of a failure or a start: whole bytes, None for an unknown one."""
 
     def __init__(self, facts: Mapping[str, Fact]) -> None:
         self._facts = facts
@@ -236,9 +230,7 @@ class _Figures:
         return None
 
     def part(self, label: str, name: str, size: int | None = None) -> BudgetPart:
-        """Return a part of a fact's bytes; ``size`` replaces them if some of them belong to another
-        part.
-        """
+        """Return a budget part for a fact; ``size`` overrides its bytes if parts overlap."""
         own = self(name) or 0
         if size is None:
             size = own
@@ -250,12 +242,12 @@ class _Figures:
 
 
 def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
-    """Return where the device's bytes were at a failure; ``facts`` are all that is known of it."""
+    """Divide the device's bytes at a failure; ``facts`` are all known facts."""
     figures = _Figures(facts)
     kind = incident.kind
     total = figures("device_total_bytes")
     if kind == "host_oom":
-        return Budget()  # the host's memory ran out
+        return Budget()  # the host ran out of memory
     conflicts = list(_impossible(figures, total))
     shares: list[_Share] = []
     before = figures("used_before_start_bytes")
@@ -273,7 +265,7 @@ def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
         shares.append(
             _Share("in use at the start", before, figures.slack("device_free_bytes"), (part,))
         )
-    if figures("used_before_start_bytes") is None:  # else nothing of the engine is loaded yet
+    if figures("used_before_start_bytes") is None:  # otherwise the engine has loaded nothing yet
         shares += _of_process(figures, total, "torch" if kind == "mps_oom" else "tensors")
         shares += _of_others(figures, total)
     if (
@@ -291,8 +283,9 @@ def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
 
 
 def _impossible(figures: _Figures, total: int | None) -> Iterator[str]:
-    """Yield what one figure of this process contradicts by itself: tensors above the device
-    (Windows), a count that is no count.
+    """Yield contradictions within this process's own numbers.
+
+    Examples: tensors above the device size (Windows), or a process count that cannot be true.
     """
     in_use = figures("process_in_use_bytes")
     allocated = figures("allocated_bytes")
@@ -322,8 +315,9 @@ def _impossible(figures: _Figures, total: int | None) -> Iterator[str]:
 def _of_process(
     figures: _Figures, total: int | None, allocated_words: str = "tensors"
 ) -> Iterator[_Share]:
-    """Yield what the failed process, or the engine before its KV cache, had in use; MPS counts
-    unused blocks as allocated.
+    """Yield the shares of the failed process, or of the engine before its KV cache.
+
+    MPS counts unused blocks as allocated.
     """
     names = ("allocated_bytes", "unused_bytes", "non_torch_bytes", "process_in_use_bytes")
     allocated = figures("allocated_bytes")
@@ -376,7 +370,7 @@ def _of_allocator(figures: _Figures, own: int | None, words: str) -> Iterator[Bu
 def _besides(
     figures: _Figures, name: str, label: str, inside: Mapping[str, str]
 ) -> Iterator[BudgetPart]:
-    """Yield a figure's parts: those inside it, and what is beside them."""
+    """Yield a figure's parts: the ones inside it, and the rest."""
     rest = figures(name) or 0
     named = []
     whole = rest
@@ -387,7 +381,7 @@ def _besides(
             or size <= 0
             or size > rest + figures.slack(fact, name) + _WEIGHTS_ROUNDING_RATIO * whole
         ):
-            continue  # of another process, or of an earlier start
+            continue  # from another process or an earlier start
         size = min(size, rest)
         yield figures.part(words.removeprefix("the "), fact, size)
         rest -= size
@@ -396,7 +390,7 @@ def _besides(
 
 
 def _before_kv_cache(figures: _Figures, total: int | None) -> Iterator[BudgetPart]:
-    """Yield what an engine took by its own measurement, which names no allocator's figures."""
+    """Yield the engine's memory by its own measurement, without an allocator's numbers."""
     parts = [
         figures.part("weights", "model_weights_bytes"),
         figures.part("activations", "peak_activation_bytes"),
@@ -408,7 +402,7 @@ def _before_kv_cache(figures: _Figures, total: int | None) -> Iterator[BudgetPar
     if consumed is None:
         yield graphs
         return
-    # More than the device is what the engine would need, and not what it has in use.
+    # A number above the device size is what the engine would need, not what it uses.
     rest = consumed - sum(max(0, part.bytes) for part in parts)
     if total is not None and consumed > total:
         return
@@ -430,7 +424,7 @@ def _of_others(figures: _Figures, total: int | None) -> Iterator[_Share]:
             (figures.part("other processes", "other_process_in_use_bytes"),),
         )
     elif total and rest is not None and rest > _OTHERS_RATIO * total and listed is None:
-        # Without its count by the driver a process's own context is among it.
+        # Without the driver's number the process's own context is part of it.
         if figures("process_in_use_bytes") is not None:
             name = "other processes"
         else:
@@ -448,9 +442,7 @@ _START_PARTS: Final = (
 
 
 def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
-    """Return where an engine's start put the device's bytes, as far as it printed them; the rest of
-    the device is free.
-    """
+    """Divide the device's bytes at an engine's start; the rest of the device is free."""
     figures = _Figures(facts)
     total, before, after = (
         figures(n) for n in ("device_total_bytes", "device_free_bytes", "current_free_bytes")
@@ -476,10 +468,10 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
         shares = []
     if (
         total is not None and before is not None and total > before
-    ):  # a start prints what was free when it began
+    ):  # a start prints the free memory at its beginning
         taken = BudgetPart("in use at the start", total - before, "solved")
         shares.append(_Share("in use at the start", taken.bytes, 0.0, (taken,)))
-    if after is not None:  # SGLang prints what is left when it is ready
+    if after is not None:  # SGLang prints the free memory when it is ready
         part = figures.part("free", "current_free_bytes")
         shares.append(_Share("free", after, figures.slack("current_free_bytes"), (part,)))
     elif total is not None and {"weights", "KV cache"} <= {part.name for part in parts}:
@@ -492,9 +484,7 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
 def _disjoint(
     total: int | None, shares: Iterable[_Share], slack: float, conflicts: list[str]
 ) -> Budget:
-    """Return the budget of shares that can be true together, with what was left out as its
-    conflict.
-    """
+    """Return a budget of shares that can be true together; others become its conflict."""
     kept = [share for share in shares if share.bytes > 0]
     size = total or 0
     # A negative or zero total is unknown.
@@ -511,8 +501,9 @@ def _disjoint(
 
 
 def _contradiction(total: int, shares: list[_Share], slack: float) -> list[_Share]:
-    """Return the fewest shares that are together more than the device, the largest first; none if
-    all fit.
+    """Return the smallest set of shares that exceeds the device, the largest first.
+
+    Returns an empty list if all shares fit.
     """
     ordered = sorted(shares, key=lambda share: share.bytes, reverse=True)
     for count in range(1, len(ordered) + 1):
@@ -524,8 +515,9 @@ def _contradiction(total: int, shares: list[_Share], slack: float) -> list[_Shar
 
 
 def _within(total: int, parts: tuple[BudgetPart, ...]) -> tuple[BudgetPart, ...]:
-    """Take what printed figures exceed the device by, which is their rounding, from the largest
-    solved part, or the largest.
+    """Reduce parts by the rounding with which printed numbers exceed the device.
+
+    The largest solved part absorbs it, or else the largest part.
     """
     excess = sum(part.bytes for part in parts) - total
     while excess > 0:

@@ -1,6 +1,4 @@
-"""A question to a child's Python, which loads the engine so that nothing of it stays in the process
-that asks.
-"""
+"""Run a question in a child Python process, so that this process does not load the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from oomguard.core import safe_python
 from oomguard.core.errors import InputError
 
 
-def ask_child(
+def call_child(
     module: str,
     question: Mapping[str, Any],
     *,
@@ -24,23 +22,22 @@ def ask_child(
     late: str,
     late_hint: str,
 ) -> dict[str, Any]:
-    """Ask a module's ``main``: one JSON object in, one on the last line out.
+    """Call a module's ``main`` with one JSON object; return the object on its last output line.
 
-    The child takes no code from the working directory, nor from the model's folder: see
-    ``clean_start``.
+    The child loads no code from the working directory or the model's folder; see ``safe_python``.
 
     Args:
-        module: the module that answers.
-        question: what it reads on standard input.
-        limit_s: seconds that it may take.
-        environment: variables on top of the inherited ones.
-        failed: what to say before the child's last words where it fails, with ``hint``.
-        hint: what to do then.
-        late: what to say where it is late, with ``{}`` for the limit.
-        late_hint: what to do then.
+        module: the module to run.
+        question: the object for its standard input.
+        limit_s: the time limit in seconds.
+        environment: variables in addition to the inherited ones.
+        failed: the message before the child's last output if it fails, with ``hint``.
+        hint: the next step after a failure.
+        late: the message after a timeout, with ``{}`` for the limit.
+        late_hint: the next step after a timeout.
 
     Raises:
-        InputError: the child failed, or was late.
+        InputError: the child failed or exceeded the time limit.
     """
     try:
         ran = subprocess.run(
@@ -56,9 +53,9 @@ def ask_child(
         raise InputError(late.format(limit_s), hint=late_hint) from None
     lines = ran.stdout.strip().splitlines()
     if ran.returncode or not lines:
-        said = [line for line in ran.stderr.splitlines() if line.strip()]
-        if said:
-            last = said[-1].strip()
+        output_lines = [line for line in ran.stderr.splitlines() if line.strip()]
+        if output_lines:
+            last = output_lines[-1].strip()
         else:
             last = f"exit status {ran.returncode}"
         raise InputError(f"{failed}: {last}", hint=hint)

@@ -1,5 +1,4 @@
-"""The measured constants of the memory model, a row for each range of versions: those with a
-source, and those that a fit found.
+"""Load the estimator's measured constants by version range: sourced ones and fitted ones.
 
 constants.toml is written by hand, fitted.toml by benchmarks/fit_constants.py.
 """
@@ -29,17 +28,19 @@ def tables() -> dict[str, Any]:
 
 
 def latest() -> Version:
-    """Return the newest vLLM that is known here."""
+    """Return the newest vLLM version with constants."""
     from packaging.version import (
         Version,
-    )  # with its specifiers 13 ms, which a diagnosis does without
+    )  # version specifiers load in 13 ms, which a diagnosis does not need
 
     return Version(_LATEST)
 
 
 def engine_version(text: str | None) -> Version:
-    """Read a vLLM version, the newest known one for None; raises SettingError for what is no
-    version.
+    """Parse a vLLM version; None means the newest one with constants.
+
+    Raises:
+        SettingError: the text is not a version.
     """
     from packaging.version import InvalidVersion, Version
 
@@ -49,12 +50,12 @@ def engine_version(text: str | None) -> Version:
         return Version(text.removeprefix("v"))
     except InvalidVersion:
         raise SettingError(
-            f"engine_version is {text!r}, not a version", hint="for example 0.30.0"
+            f"engine_version must be a version, got {text!r}", hint="for example 0.30.0"
         ) from None
 
 
 def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
-    """Return the rows of a table that hold for a version, in their order."""
+    """Return the rows of a table that apply to a version, in order."""
     from packaging.specifiers import SpecifierSet
 
     base = version.base_version
@@ -66,11 +67,12 @@ def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
 
 
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
-    """Return the row of a table for a version; of rows for several numbers of ranks the largest not
-    above those asked for.
+    """Return the row of a table for a version.
+
+    If several rows differ by the number of ranks, the largest one not above the request counts.
 
     Raises:
-        SettingError: no row is for that version.
+        SettingError: no row applies to that version.
     """
     rows = [
         row
@@ -78,7 +80,7 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
         if all(row.get(name, 1) <= value for name, value in where.items())
     ]
     if not rows:
-        raise SettingError(f"nothing is known of {table} in version {version}")
+        raise SettingError(f"oomguard has no {table} constants for version {version}")
     found: dict[str, Any] = (
         max(rows, key=lambda row: [row.get(name, 1) for name in where]) if where else rows[0]
     )
@@ -86,80 +88,85 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
 
 
 def pool_range(kind: str) -> dict[str, float]:
-    """Return how a planned pool's range is widened for a kind of start: by a share of the device,
-    then by a factor.
+    """Return by how much to widen a planned pool's range for a kind of start.
+
+    The numbers are a share of the device, then a factor.
     """
     found: dict[str, float] = tables()["range"][kind]
     return found
 
 
-def kept_back() -> dict[str, float]:
-    """Return what a plan keeps back of starts whose version and GPU were not measured: a share of
-    the device, and its quantile.
+def safety_reserve() -> dict[str, float]:
+    """Return the reserve of a plan for starts of an unmeasured version or GPU.
+
+    The numbers are a share of the device and its quantile.
     """
     found: dict[str, float] = tables()["kept_back"]["elsewhere"]
     return found
 
 
 def measured_groups() -> frozenset[tuple[str, str]]:
-    """Return the minor versions, each with the name of a GPU, of which the constants come from
-    several starts.
-    """
+    """Return pairs of minor version and GPU whose constants come from several starts."""
     return frozenset((row["version"], row["gpu"]) for row in tables().get("measured", ()))
 
 
 def since(name: str, version: Version) -> bool:
-    """Whether a behaviour of the defaults table was there in a version."""
+    """Return whether a version has a behavior of the defaults table."""
     from packaging.version import Version
 
     return version >= Version(tables()["defaults"][name])
 
 
 def reserved_ratio() -> float:
-    """Return what the caching allocator holds beyond the tensors of a ``generate`` that is not
-    replayed, as a share of them.
+    """Return the caching allocator's overhead of a ``generate`` without a replay.
+
+    It is a share of the tensors' bytes.
     """
     return float(tables()["generate"]["reserved_ratio"])
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that are known by name."""
+    """Return the GPUs that oomguard knows by name."""
     found: list[dict[str, Any]] = tables()["gpu"]
     return found
 
 
 def gpu_total_bytes(name: str) -> int:
-    """Return the total memory of a GPU by its name; raises SettingError with the known names."""
+    """Return the total memory of a GPU by its name.
+
+    Raises:
+        SettingError: the name is unknown; the message lists the known ones.
+    """
     wanted = plain_name(name)
     found = {plain_name(row["name"]): int(row["total_bytes"]) for row in gpus()}
     if wanted in found:
         return found[wanted]
     known = ", ".join(row["name"] for row in gpus())
-    raise SettingError(f"unknown GPU: {name!r}", hint=f"known are {known}; or --gpu-memory 24GiB")
+    raise SettingError(
+        f"unknown GPU: {name!r}", hint=f"known GPUs: {known}; or use --gpu-memory 24GiB"
+    )
 
 
 def plain_name(name: str) -> str:
-    """Return a GPU's name as its rows are compared by: letters and digits, without the maker's."""
+    """Normalize a GPU's name to letters and digits without the vendor, for comparison."""
     return "".join(c for c in name.lower().removeprefix("nvidia") if c.isalnum()).removeprefix(
         "geforce"
     )
 
 
-# How much of a device is free when an engine starts, where its memory is not the engine's alone:
-# WSL2, unified, time-sliced.
+# The free memory at an engine's start if the engine does not own all of the device: WSL2, unified
+# or time-sliced memory.
 
 KINDS: Final = ("discrete", "wsl2", "unified")
 
 
 def others_margin_ratio() -> float:
-    """Return the share of a device that other processes may still take between two looks at what is
-    free.
-    """
+    """Return the share of a device that others may allocate between two measurements."""
     return float(tables()["ceilings"]["others_margin_ratio"])
 
 
 def pool_margin_bytes(total_bytes: float, *, is_on_host: bool) -> float:
-    """Return what has to stay free beside a cache that takes all else of a device, or of a host."""
+    """Return the bytes to leave free next to a cache that takes the rest of a device or host."""
     margin = others_margin_ratio() * total_bytes
     if is_on_host:
         return max(margin, float(tables()["ceilings"]["host_margin_bytes"]))
@@ -167,12 +174,12 @@ def pool_margin_bytes(total_bytes: float, *, is_on_host: bool) -> float:
 
 
 def most_free_ratio() -> float:
-    """Return the highest utilization to propose without a printed figure of what is free."""
+    """Return the highest utilization to propose if the log shows no free memory."""
     return float(tables()["ceilings"]["most_free_ratio"])
 
 
 def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
-    """Return the kind of memory of a GPU: unified by its name, else by the host."""
+    """Return a GPU's kind of memory: unified by its name, otherwise by the host."""
     plain = "".join(c for c in (gpu_name or "").lower() if c.isalnum())
     for row in tables()["ceiling"]:
         if any(name in plain for name in row["gpus"]):
@@ -183,20 +190,21 @@ def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
 
 
 def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int | None, str]:
-    """Return the bytes that are free for one engine, and what says so; None for all but the CUDA
-    context.
+    """Return the free bytes for one engine, and the reason.
+
+    None means all except the CUDA context.
 
     Args:
         total_bytes: the memory of the GPU.
         kind: one of ``KINDS``.
-        replicas: engines that take turns on a time-sliced GPU; nothing but they themselves divides
-            its memory.
+        replicas: the number of engines on a time-sliced GPU, which does not divide its memory
+            itself.
 
     Raises:
-        SettingError: the kind is not known.
+        SettingError: the kind is unknown.
     """
     if kind not in KINDS:
-        raise SettingError(f"memory_kind is {kind!r}", hint=f"one of {', '.join(KINDS)}")
+        raise SettingError(f"memory_kind {kind!r} is not known", hint=f"one of {', '.join(KINDS)}")
     ratio = next(
         (float(row["free_ratio"]) for row in tables()["ceiling"] if row["kind"] == kind), None
     )
@@ -204,8 +212,8 @@ def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int |
         return None, ""
     free = round((1.0 if ratio is None else ratio) * total_bytes / replicas)
     if ratio is not None:
-        said = [f"{ratio:.0%} of a device with {kind} memory is free at a start"]
+        reasons = [f"{ratio:.0%} of a device with {kind} memory is free at a start"]
     else:
-        said = []
-    said += [f"{replicas} replicas share it evenly"] if replicas > 1 else []
-    return free, ", ".join(said)
+        reasons = []
+    reasons += [f"{replicas} replicas share it evenly"] if replicas > 1 else []
+    return free, ", ".join(reasons)

@@ -1,9 +1,9 @@
-"""Facts that follow from printed facts by vLLM's memory equation, and the budget they add up to.
+"""Derive facts from printed facts with vLLM's memory equation, and add their budget.
 
-``available_kv(u) = total * u - consumed`` with ``consumed`` independent of the utilization ``u``
-(vllm/v1/worker/gpu_worker.py determine_available_memory 0.33; cpu_worker.py 0.32 has the same form
-with the worker's resident bytes): the slope is the device's total, so a lower utilization always
-leaves less for the KV cache.
+``available_kv(u) = total * u - consumed`` with ``consumed`` independent of the utilization ``u``.
+Sources: vllm/v1/worker/gpu_worker.py determine_available_memory 0.33; cpu_worker.py 0.32 has the
+same form with the worker's resident bytes. The slope is the device's total, so a lower utilization
+always leaves less for the KV cache.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
 from oomguard.scan.effective_settings import with_requested_share
 
-# A KV cache size that was set in bytes and has no effect: something that nobody sees sets another
-# one over it.
+# A KV cache size in bytes has no effect if something hidden overrides it.
 #
-# On vLLM's CPU backend VLLM_CPU_KVCACHE_SPACE comes before flag, file and argument
-# (check_and_update_config in vllm/platforms/cpu.py, 0.32), and a script may set it. The size that
-# the engine prints is the one that counts.
+# On vLLM's CPU backend VLLM_CPU_KVCACHE_SPACE overrides flag, file and argument
+# (check_and_update_config in vllm/platforms/cpu.py, 0.32), and a script may set it. The engine uses
+# the size that it prints.
 
 _NAME: Final = "kv_cache_memory_bytes"
 
 
 def with_explicit_pool(incident: Incident) -> Incident:
-    """Return the incident with the size that the engine prints in place of one that differs by more
-    than rounding.
+    """Return the incident with the printed pool size if it differs from the setting.
+
+    Rounding does not count as a difference.
     """
     given = incident.facts.get(_NAME)
     printed = incident.facts.get("explicit_kv_cache_bytes")
@@ -56,10 +56,10 @@ def with_explicit_pool(incident: Incident) -> Incident:
     )
 
 
-# An engine that gave its device memory back and takes it again: what its log says of each sleep, in
-# sentences for the rules.
+# Sleep mode returns an engine's device memory and takes it again. The log's sizes become sentences
+# for the rules.
 
-# Ray's actors that hold a trainer and wake its engine: verl, OpenRLHF and what is built on them.
+# Ray actors that contain a trainer and wake its engine: verl, OpenRLHF and programs based on them.
 _TRAINERS: Final = (
     "WorkerDict",
     "ActorModel",
@@ -69,12 +69,13 @@ _TRAINERS: Final = (
     "MegatronTrain",
     "FSDPTrain",
 )
-_UNKNOWN: Final = "The log does not say how much the engine gave back when it went to sleep."
+_UNKNOWN: Final = "The log does not show how much memory the engine freed when it went to sleep."
 
 
 def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
-    """Add what the log says of sleeping; return the phase, which is ``wake_up`` if the sleep mode's
-    allocator failed while it slept.
+    """Add the log's sleep facts and return the phase.
+
+    The phase is ``wake_up`` if the sleep mode's allocator failed while the engine slept.
     """
     if _is(facts, "pool_allocator") and _is(facts, "asleep"):
         phase = "wake_up"
@@ -92,7 +93,7 @@ def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
 
 
 def _sentences(facts: dict[str, Fact]) -> list[str]:
-    """Return what was freed, what stayed, and what must have been taken since."""
+    """Return sentences about the freed, the remaining and the newly used memory."""
     sentences: list[str] = []
     freed = facts.get("sleep_freed_bytes")
     used = facts.get("sleep_used_bytes")
@@ -103,7 +104,7 @@ def _sentences(facts: dict[str, Fact]) -> list[str]:
             f"Its last sleep freed {_size(freed)}; {_size(used)} of the device stayed in use."
         )
     if each is not None and " " in str(each.value):
-        sentences.append(f"In use after each sleep: {each.value} GiB.")
+        sentences.append(f"After each sleep {each.value} GiB stayed in use.")
     if needed is None:
         return sentences
     if needed is not freed:
@@ -114,7 +115,7 @@ def _sentences(facts: dict[str, Fact]) -> list[str]:
         if taken > 0:
             slack = needed.slack + used.slack
             sentences.append(
-                f"So at least {format_rounded(taken, slack)} more was taken while it slept."
+                f"So other allocations took at least {format_rounded(taken, slack)} while it slept."
             )
     return sentences
 
@@ -127,24 +128,24 @@ def _size(fact: Fact) -> str:
     return format_rounded(float(fact.value), fact.slack)
 
 
-# Facts of a share that counts weights and KV pool together, which is filled once the weights are in
-# (SGLang's ``mem_fraction_static``).
+# SGLang's ``mem_fraction_static`` covers weights and KV pool together. The pool comes after the
+# weights.
 #
-# The pool gets free_after_load - free_before_load * (1 - share):
+# It gets free_after_load - free_before_load * (1 - share):
 # sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to 0.5.10, and
 # mem_cache/kv_cache_configurator.py _profile_available_bytes, 0.5.23.
 
 _ENGINE: Final = "sglang"
 _OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
-# Figures that are printed once the pool stands.
+# SGLang prints these numbers once the pool exists.
 _OF_A_POOL: Final = ("kv_cache_available_bytes", "pool_free_bytes", "kv_cache_capacity_tokens")
-# While a model is built torch holds nothing that no tensor uses; a step gives its activations back
-# and leaves pieces.
+# While torch builds a model, every reserved block has a tensor. A step frees its activations and
+# leaves unused blocks.
 _BUILT_UNUSED_RATIO: Final = 0.002
 _BUILT_OWN_RATIO: Final = 0.9
-# The table of requests: 4 bytes for each token of context, and a few more than were asked for, of
-# each request that may run; so many may where none are set (model_runner.py init_memory_pool, 0.3
-# to 0.5.10; mem_cache/kv_cache_configurator.py, 0.5.23).
+# The table of requests has 4 bytes per token of context, plus a small reserve, for each running
+# request. Without a setting the number of requests is one of these (model_runner.py
+# init_memory_pool, 0.3 to 0.5.10; mem_cache/kv_cache_configurator.py, 0.5.23).
 _ENTRY_BYTES: Final = 4
 _DEFAULT_REQUESTS: Final = (2048, 4096)
 _LEAST_TABLE_BYTES: Final = 4 << 30
@@ -153,13 +154,12 @@ _MORE_TOKENS: Final = 16
 
 
 def with_static_share(facts: dict[str, Fact], phase: str) -> str:
-    """Add what the weights take of the memory that was free before them, and return what the engine
-    was doing.
+    """Add the weights' share of the initially free memory, and return the engine's phase.
 
     Args:
-        facts: what is known; those that follow are added.
-        phase: what the engine was doing, as its lines tell; where they do not, weights that can be
-            all that was allocated tell it.
+        facts: the known facts; the function adds to them.
+        phase: the phase from the log's lines. If the lines show none, the function infers weight
+            loading from sizes.
     """
     _add_least_share(facts)
     if facts["framework"].value != _ENGINE:
@@ -201,11 +201,10 @@ def _add_least_share(facts: dict[str, Fact]) -> None:
 
 
 def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
-    """Name the table of requests where just its bytes were asked for, and the context that the
-    model has where none is set.
+    """Name the table of requests if the failed request has exactly its size.
 
-    Where no context is known, only a number of rows that is no power of two tells: any round size
-    is a multiple of the others.
+    The function also adds the model's context if no setting gives one. Without a known context it
+    only accepts a number of rows that is not a power of two, because round sizes divide each other.
     """
     tried = number_of(facts, "tried_bytes")
     requests = number_of(facts, "max_num_seqs")
@@ -224,7 +223,7 @@ def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
                 for side in (-1, 1)
             )
             if context is None and high - low > _CONTEXT_MULTIPLE / 16:
-                continue  # so wide a range holds some length or other
+                continue  # such a wide range always contains some length
             tokens = context or int(high) // _CONTEXT_MULTIPLE * _CONTEXT_MULTIPLE
             if tokens >= _CONTEXT_MULTIPLE and low - _MORE_TOKENS <= tokens <= high:
                 facts["buffer"] = Fact("buffer", "request table", "solved")
@@ -235,8 +234,9 @@ def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
 
 
 def _builds_model(facts: dict[str, Fact]) -> bool:
-    """Return whether all that the process holds is a model that is being built: its frames say so,
-    or its size and the figures.
+    """Return whether the process only holds a model under construction.
+
+    The evidence is its stack frames, or its size and numbers.
     """
     if "device_context_frames" in facts:
         return True
@@ -252,11 +252,10 @@ def _builds_model(facts: dict[str, Fact]) -> bool:
     )
 
 
-# What a model's name tells of its size: parameters and bits, for weights of which nothing else is
-# at hand.
+# A model's name gives its parameters and bits if nothing else does.
 
-# A mixture of experts written as 8x7B shares its attention: Mixtral-8x7B has 46.7 of 56, 8x22B has
-# 141 of 176 billion.
+# A mixture of experts like 8x7B shares its attention: Mixtral-8x7B has 46.7 of 56 billion
+# parameters, 8x22B has 141 of 176.
 _SHARED_EXPERTS_RATIO: Final = 0.82
 _EXPERTS: Final = re.compile(r"(?i)(?<![\w.])(\d{1,3})x(\d{1,4}(?:\.\d{1,3})?)b(?![a-z])")
 _BILLIONS: Final = re.compile(r"(?i)(?<![\w.])(?:a)?(\d{1,4}(?:\.\d{1,3})?)b(?![a-z])")
@@ -266,7 +265,7 @@ _BITS: Final = (
     (
         re.compile(r"(?i)int-?8|(?<!\d)8-?bit"),
         8.5,
-    ),  # before the methods' names: AWQ and GPTQ come in 8 bits too
+    ),  # before the methods' names, because AWQ and GPTQ also exist in 8 bits
     (re.compile(r"(?i)awq|gptq|bnb-?4bit|4-?bit|int4|w4a16|nf4|nvfp4|mxfp4|fp4|q4_|q4-|iq4"), 4.5),
     (re.compile(r"(?i)fp8|w8a8|w8a16|q8_"), 8.5),
     (re.compile(r"(?i)q6_|(?<!\d)6-?bit"), 6.6),
@@ -276,10 +275,11 @@ _BITS: Final = (
 
 
 def parameters_from_name(model: str) -> float | None:
-    """Return the parameters that a name tells: 32e9 for Qwen3-32B, 144e9 for 8x22B, 30e9 for
-    30B-A3B; None without a size.
+    """Return the number of parameters in a model's name, or None without a size.
 
-    Of a path the last part with a size counts; a revision's hash has none.
+    Examples: 32e9 for Qwen3-32B, 144e9 for 8x22B, 30e9 for 30B-A3B. In a path the last part with a
+    size
+    counts; a revision's hash has none.
     """
     parts = [part for part in reversed(model.split("/")) if not _REVISION.fullmatch(part)]
     return next(
@@ -298,15 +298,14 @@ def _parameters(name: str) -> float | None:
 
 
 def bits_from_name(model: str) -> float | None:
-    """Return the bits of a parameter with its scales where the name tells that the weights are
-    quantised, else None.
-    """
+    """Return the bits per parameter, with scales, if the name shows a quantization; else None."""
     return next((bits for pattern, bits in _BITS if pattern.search(model)), None)
 
 
 def bits_of_dtype(dtype: str | None) -> float:
-    """Return the bits of a parameter in a data type; half precision, which engines load, where none
-    is named.
+    """Return the bits per parameter of a data type.
+
+    Without a type it is half precision, which engines load.
     """
     if dtype and dtype.removeprefix("torch.") in {"float32", "float"}:
         return 32.0
@@ -314,18 +313,16 @@ def bits_of_dtype(dtype: str | None) -> float:
 
 
 def derive(incident: Incident) -> Incident:
-    """Return the incident with every fact that follows from its printed ones, and with
-    its budget.
-    """
+    """Return the incident with every derived fact and its budget."""
     incident = with_explicit_pool(incident)
     facts = with_requested_share(
         incident.facts
-    )  # a total that is given meets a request that is printed only here
+    )  # a total from the user meets a request that only the log has
     total_fact = facts.get("device_total_bytes")
     if total_fact is not None and not isinstance(total_fact.value, str) and total_fact.value < 0:
         del facts[
             "device_total_bytes"
-        ]  # an underflow or a damaged line: no device is that small, no share follows
+        ]  # an underflow or a damaged line: no device is that small, so no share follows
 
     def number(name: str) -> float | None:
         return number_of(facts, name)
@@ -378,7 +375,7 @@ def derive(incident: Incident) -> Incident:
         )  # no share decides its size
     early = "profiling_frames" in facts or incident.phase == "load_weights"
     if early and "tried_bytes" in facts and incident.framework == "vllm":
-        facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
+        facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is in use yet
     if incident.kind == "host_oom":
         incident = _with_host_phase(incident, facts)
     incident = _of_ggml(incident, facts)
@@ -405,7 +402,7 @@ def derive(incident: Incident) -> Incident:
 
 
 def _of_ggml(incident: Incident, facts: dict[str, Fact]) -> Incident:
-    """Name Ollama if it runs llama.cpp, and add half of the context, which is a first try."""
+    """Name Ollama if it runs llama.cpp, and add half of the context as a first try."""
     if incident.framework not in {"llama.cpp", "ollama"}:
         return incident
     context = number_of(facts, "max_model_len_tokens")
@@ -419,8 +416,9 @@ def _of_ggml(incident: Incident, facts: dict[str, Fact]) -> Incident:
 
 
 def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
-    """Name what took the host's memory by the engine's phase, which ends with the last shard of the
-    weights.
+    """Add the cause of the host's memory use by the engine's phase.
+
+    Loading ends with the last shard of the weights.
     """
     known = facts.get("host_phase")
     if known is not None and known.value == "loaded":
@@ -434,9 +432,7 @@ def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:
-    """Add the weights of one rank that the model's name and data type tell, where nothing printed
-    them.
-    """
+    """Add one rank's weight bytes from the model's name and data type if none were printed."""
     model = facts.get("model")
     stated = facts.get("stated_model")
     if stated:
@@ -461,7 +457,7 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
         return
     facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
     if "expert_parallel" in facts:
-        return  # how many ranks share the experts is not known
+        return  # the number of ranks that share the experts is unknown
     if "tensor_parallel_size" in facts:
         ranks = int(facts["tensor_parallel_size"].value)
     else:
@@ -470,7 +466,7 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
     quantized = facts.get("quantized")
     bits = named_bits or (4.5 if quantized and quantized.value else None)
     if bits is None and dtype is None and facts["framework"].value == "transformers":
-        bits = 32.0  # what transformers before 5.0 loads where no type is named
+        bits = 32.0  # transformers before 5.0 loads this without a data type
     bits = bits or bits_of_dtype(str(dtype.value) if dtype else None)
     for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
         size = round(parameters * width / 8 / max(1, ranks))

@@ -1,3 +1,1 @@
-"""Plan a start or a call before it runs: the code behind ``oomguard plan`` and
-``oomguard.plan``.
-"""
+"""Plan a start or a call before it runs, for ``oomguard plan`` and ``oomguard.plan``."""

@@ -1,7 +1,6 @@
-"""A measured start as a record that its user may contribute: numbers and the engine's own words, no
-name, path or host.
+"""Turn a measured start into a record that its user may share, without names, paths or hosts.
 
-Constants are fitted on such records (benchmarks/fit_constants.py, which reads the same fields).
+benchmarks/fit_constants.py reads the same fields and fits constants on such records.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ _PRINTED: Final = {
     "cudagraph_bytes": "graph_gib",
 }
 PRINTED_GIB: Final = frozenset(_PRINTED.values())
-# Fields whose texts say what a model is made of; every other text in a configuration may be
-# somebody's.
+# The texts of these fields describe a model. Any other text in a configuration may be private.
 _WORDS: Final = frozenset(
     {
         *(
@@ -74,18 +72,18 @@ _FIELD: Final = re.compile(r"[a-zA-Z_]\w{0,60}")
 
 
 def contribution(log: str, model: str | None = None) -> dict[str, Any]:
-    """Return the record of the last start that a log measured.
+    """Return the record of the last measured start in a log.
 
     Args:
         log: vLLM's start-up log.
-        model: the model's folder, its config.json or its name on the hub; None: what the log names,
-            where that is here.
+        model: the model's folder, its config.json or its name on the hub; None uses the log's model
+            if it is on this machine.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
-        InputError: the log measured no start, prints absurd figures, or its model cannot be found.
-        SettingError: the start was of another model.
-        UsageError: the log names no model that is here.
+        InputError: the log has no measured start or absurd numbers, or its model does not exist.
+        SettingError: the start had another model.
+        UsageError: the log names no model on this machine.
     """
     start = start_of_log(log)
     settings = settings_of_start(start)
@@ -101,26 +99,28 @@ def contribution(log: str, model: str | None = None) -> dict[str, Any]:
         "vllm_version": str(settings.version),
         "gpu": None if gpu is None else gpu["name"],
         "gpu_total_gib": round(settings.gpu_total_bytes / GIB, 2),
-        "config": without_names(files.config),
+        "config": anonymize(files.config),
         "flags": serve_words(settings, named),
         "printed": printed,
     }
 
 
 def _model(start: EngineStart, given: str | None, name: str) -> str:
-    said = start.settings.get("model")
+    setting = start.settings.get("model")
     if given is not None:
         return given
-    if said is None or not Path(str(said.value)).exists():
+    if setting is None or not Path(str(setting.value)).exists():
         raise UsageError(
-            f"{name} names no model that is here", hint="say which with --model FOLDER"
+            f"{name} names no model that is on this machine", hint="name the model: --model FOLDER"
         )
-    return str(said.value)
+    return str(setting.value)
 
 
 def _printed(start: EngineStart, settings: VllmSettings, name: str) -> dict[str, float]:
-    """Return the figures in GiB; raises InputError where they cannot be one start's on
-    this device.
+    """Return the figures in GiB.
+
+    Raises:
+        InputError: they cannot belong to one start on this device.
     """
     found = {}
     for fact, key in _PRINTED.items():
@@ -140,21 +140,20 @@ def _printed(start: EngineStart, settings: VllmSettings, name: str) -> dict[str,
     return {**found, "kv_tokens": round(tokens)}
 
 
-def without_names(value: Any, field: str = "") -> Any:
-    """Return a configuration without texts that may be somebody's: numbers stay, and words of
-    fields that are known.
+def anonymize(value: Any, field: str = "") -> Any:
+    """Return a configuration without private texts.
+
+    Numbers stay, and so do the words of known fields.
     """
     if isinstance(value, Mapping):
         kept = (
-            (name, without_names(inner, name))
+            (name, anonymize(inner, name))
             for name, inner in value.items()
             if _FIELD.fullmatch(str(name))
         )
         return {name: inner for name, inner in kept if inner is not None}
     if isinstance(value, list):
-        return [
-            inner for inner in (without_names(one, field) for one in value) if inner is not None
-        ]
+        return [inner for inner in (anonymize(one, field) for one in value) if inner is not None]
     if isinstance(value, str):
         if field in _WORDS and _WORD.fullmatch(value):
             return value
@@ -162,36 +161,34 @@ def without_names(value: Any, field: str = "") -> Any:
     return value
 
 
-# A record that somebody contributed, read as a stranger's: refused where it names anybody, or where
-# its numbers cannot be a start's.
+# A contributed record is untrusted. oomguard rejects it if it names anyone, or if its numbers
+# cannot belong to a start.
 #
-# ``contribution.py`` writes such records; benchmarks/fit_constants.py fits with those that are read
-# here.
+# ``contribution`` above writes such records; benchmarks/fit_constants.py fits constants with them.
 
 _FIELDS: Final = frozenset(
     {"schema", "vllm_version", "gpu", "gpu_total_gib", "config", "flags", "printed"}
 )
 _TOKENS: Final = "kv_tokens"
-# Beyond any device and any cache.
+# Larger than any device and any cache.
 _MOST_GIB = 4096
 _MOST_TOKENS = 10**12
 _ENGINE: Final = "vllm"
-# What a value may be: a number, an engine's own word, an object of both.
+# A value is a number, an engine's own word, or an object of both.
 _VALUE: Final = re.compile(r"[\w.+-]{1,24}")
 _GPU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 +-]{0,40}")
-_HINT: Final = "oomguard report START.log writes such records"
+_HINT: Final = "create a record with: oomguard report START.log"
 
 
 def read_record(line: str, where: str) -> dict[str, Any]:
-    """Return a contributed record.
+    """Parse and check a contributed record.
 
     Args:
         line: one line of JSON.
         where: its file and line, for messages.
 
     Raises:
-        InputError: it is no such record, names somebody or something, or has numbers that no start
-            has.
+        InputError: it is not a record, contains private texts, or has impossible numbers.
     """
     try:
         record = json.loads(line)
@@ -211,55 +208,49 @@ def _problems(record: Any) -> Iterator[str]:
         else:
             fields = []
         yield (
-            f"not a record of a start: {', '.join(map(str, fields)) or 'no object'} missing or "
-            "unknown"
+            f"not a record of a start: {', '.join(map(str, fields)) or 'no object'} "
+            "missing or unknown"
         )
         return
     if record["schema"] != SCHEMA:
-        yield f"schema is {record['schema']!r}, not {SCHEMA}"
+        yield f"schema is {record['schema']!r}, expected {SCHEMA}"
     try:
         engine_version(str(record["vllm_version"]))
     except SettingError:
-        yield "vllm_version is no version"
+        yield "vllm_version is not a version"
     gpu = record["gpu"]
     total = record["gpu_total_gib"]
     if gpu is not None and not (isinstance(gpu, str) and _GPU.fullmatch(gpu)):
-        yield "gpu is no GPU's name"
+        yield "gpu is not the name of a GPU"
     if not _is_number(total) or not 0 < total <= _MOST_GIB:
         yield f"gpu_total_gib is {total!r}"
         return
-    if (
-        not isinstance(record["config"], Mapping)
-        or without_names(record["config"]) != record["config"]
-    ):
-        yield "config holds texts that are no engine's words: they may be somebody's"
+    if not isinstance(record["config"], Mapping) or anonymize(record["config"]) != record["config"]:
+        yield "config has texts that are not an engine's words and may be private"
     yield from _of_flags(record["flags"])
     yield from _of_printed(record["printed"], total)
 
 
 def _of_flags(flags: Any) -> Iterator[str]:
     if not isinstance(flags, list) or not all(isinstance(word, str) for word in flags):
-        yield "flags is no list of words"
+        yield "flags is not a list of words"
         return
-    own = surfaces(_ENGINE).values()
-    known = {
-        flag
-        for one in own
-        for flag in (*one.flags, one.off_flag, *(inside for inside, _ in one.inside))
-    }
+    known: set[str | None] = set()
+    for spelling in surfaces(_ENGINE).values():
+        known |= {*spelling.flags, spelling.off_flag}
+        known |= {inside for inside, _ in spelling.inside}
     for word in flags:
         if word.startswith("--"):
             if word not in known:
-                yield "flags has one that is no setting of the memory model"
+                yield "flags has one that is not a setting of the estimator"
         elif not _VALUE.fullmatch(word) and not _is_plain_object(word):
             yield (
-                "flags has a value that is neither a number nor an engine's word: it may be "
-                "somebody's"
+                "flags has a value that is neither a number nor an engine's word and may be private"
             )
 
 
 def _is_plain_object(text: str) -> bool:
-    """Whether a text is an object of numbers and short words."""
+    """Return whether a text is an object of numbers and short words."""
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
@@ -273,7 +264,7 @@ def _is_plain_object(text: str) -> bool:
 
 def _of_printed(printed: Any, total_gib: float) -> Iterator[str]:
     if not isinstance(printed, Mapping) or not set(printed) <= {*PRINTED_GIB, _TOKENS}:
-        yield "printed has figures that no start prints"
+        yield "printed has numbers that no start prints"
         return
     for name, value in printed.items():
         most = _MOST_TOKENS if name == _TOKENS else total_gib

@@ -1,4 +1,4 @@
-"""The public door: say where the bytes of each GPU will go, before anything is started."""
+"""Estimate the bytes of each GPU before anything starts: ``oomguard.plan`` and sweeps."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from oomguard.planning.setting_values import (
     read_values,
 )
 from oomguard.planning.start import (
-    AskedStart,
     StartPlan,
-    ask_for_start,
+    StartRequest,
     find_gpu,
     plan_by_engine,
     plan_start,
+    read_start_request,
 )
 
-# A planned call of transformers' ``generate``, as it is asked for.
+# A planned call of transformers' ``generate``, as the user requested it.
 
 _DEFAULTS: Final = {"batch_size": 1, "prompt_tokens": 1024, "max_new_tokens": 256}
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCall:
-    """A call to budget: the model read once, the call's numbers, and the GPU's size.
+class CallRequest:
+    """Hold a call to estimate: its model, its numbers, and the GPU's size.
 
-    ``trace`` runs the model's own code under fake tensors in place of the closed form.
+    ``trace`` runs the model's own code under fake tensors instead of the closed form.
     """
 
     model: Model
@@ -49,13 +49,16 @@ class AskedCall:
     trace: bool
 
     def budget(self) -> CallBudget:
-        """Budget the call; raises SettingError for its numbers, InputError where ``trace`` cannot
-        run the model.
+        """Estimate the call.
+
+        Raises:
+            SettingError: a number of the call is invalid.
+            InputError: ``trace`` cannot run the model.
         """
         return budget_call(self.model, self.call, self.gpu_total_bytes, trace=self.trace)
 
 
-def ask_for_call(
+def read_call_request(
     model: str,
     *,
     gpu_memory: str | int | None = None,
@@ -63,8 +66,8 @@ def ask_for_call(
     gpu_name: str | None = None,
     trace: bool = False,
     **values: SettingValue,
-) -> AskedCall:
-    """Read what a call is asked for with; the arguments are those of ``oomguard.plan``."""
+) -> CallRequest:
+    """Read the request for a call; the arguments are the same as for ``oomguard.plan``."""
     given = _DEFAULTS | read_values(values, CALL_SETTINGS, ("gpu_memory", "gpu_name", "trace"))
     total_bytes = find_gpu(gpu_memory, gpu, gpu_name).total_bytes
     dtype = given.pop("dtype", "auto")
@@ -74,7 +77,7 @@ def ask_for_call(
         weights_dtype = "float32"
     else:
         weights_dtype = "bfloat16"
-    return AskedCall(
+    return CallRequest(
         read, PlannedCall(read.shape.config, **given, dtype=weights_dtype), total_bytes, trace
     )
 
@@ -101,19 +104,19 @@ _OF_A_CALL: Final = {
 }
 
 
-def sweep_start(asked: AskedStart, text: str) -> tuple[str, list[tuple[str, StartBudget | str]]]:
-    """Budget a start for each value of a setting.
+def sweep_start(asked: StartRequest, text: str) -> tuple[str, list[tuple[str, StartBudget | str]]]:
+    """Estimate a start for each value of a setting.
 
     Args:
         asked: the start.
         text: ``SETTING=V1,V2,…``
 
     Returns:
-        The setting's name, and each value with its budget, or with what the engine would refuse it
-        for: one value must not hide the others.
+        The setting's name, and each value with its budget, or with the reason why the engine would
+            reject it. One bad value does not hide the others.
 
     Raises:
-        SettingError: the text is not a sweep, or the setting cannot have a value.
+        SettingError: the text is not a sweep, or a value is invalid.
     """
     name, values = _read(text, _OF_A_START)
     rows: list[tuple[str, StartBudget | str]] = []
@@ -125,8 +128,8 @@ def sweep_start(asked: AskedStart, text: str) -> tuple[str, list[tuple[str, Star
     return name, rows
 
 
-def sweep_call(asked: AskedCall, text: str) -> tuple[str, list[tuple[str, CallBudget]]]:
-    """Budget a call for each value of a setting, ``SETTING=V1,V2,…``; raises SettingError."""
+def sweep_call(asked: CallRequest, text: str) -> tuple[str, list[tuple[str, CallBudget]]]:
+    """Estimate a call for each value of ``SETTING=V1,V2,…``; raises SettingError."""
     name, values = _read(text, _OF_A_CALL)
     calls = (
         (word, replace(asked, call=replace(asked.call, **{name: value}))) for word, value in values
@@ -135,12 +138,12 @@ def sweep_call(asked: AskedCall, text: str) -> tuple[str, list[tuple[str, CallBu
 
 
 def _read(text: str, known: Mapping[str, str]) -> tuple[str, list[tuple[str, Any]]]:
-    """Return a sweep's setting, and its values as written and as read."""
+    """Return a sweep's setting, and its values as text and parsed."""
     name, equals, values = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
     if name not in known or not equals or not values:
         raise SettingError(
-            f"not a sweep: {text!r}", hint=f"SETTING=V1,V2 with one of {', '.join(known)}"
+            f"not a sweep: {text!r}", hint=f"write SETTING=V1,V2 with one of {', '.join(known)}"
         )
     return name, [
         (word.strip(), parse_word(name, word.strip(), known)) for word in values.split(",")
@@ -183,59 +186,62 @@ def plan(
 def plan(
     model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any
 ) -> StartPlan | CallBudget:
-    """Say where the bytes of each GPU will go when vLLM starts with a model, or when transformers
-    generates with it.
+    """Estimate the GPU memory of a vLLM start or a transformers ``generate`` call.
 
-    Nothing is loaded or started: weights are read from the headers of safetensors files, else
-    counted from the configuration.
+    Nothing is loaded or started. oomguard reads the weights' sizes from the headers of safetensors
+    files, or computes them from the configuration.
+
+        planned = oomguard.plan("Qwen/Qwen3-8B", gpu_memory="24GiB", max_model_len=8192)
+        if not planned.fits:
+            print(planned.command)
 
     Args:
         model: a folder, its ``config.json``, or a name on the hub (``ORG/NAME``).
         engine: ``vllm`` for a start of vLLM, ``transformers`` for a call of ``generate``.
-        **asked: What both engines take, then what only one of them takes, then its settings:
+        **asked: arguments for both engines, then for one engine, then the engine's settings:
             gpu_memory: total memory of one GPU, in bytes or as a size such as ``24GiB``.
-            gpu: index of a GPU of this machine; the first one where neither size nor name is given.
+            gpu: index of a GPU of this machine; None: the first, unless a size or name is given.
             gpu_name: a GPU by its name, such as ``H100``.
-            driver_version: vLLM: the NVIDIA driver's, by which CUDA graphs differ; None for this
-                machine's, for a GPU of it.
-            memory_kind: vLLM: whose memory it is; None decides by GPU and host.
-            gpu_replicas: vLLM: engines that share a time-sliced GPU.
+            driver_version: vLLM: the NVIDIA driver, which affects CUDA graphs. None: this
+                machine's, if the GPU is on this machine.
+            memory_kind: vLLM: who shares the GPU's memory. None: decided by GPU and host.
+            gpu_replicas: vLLM: the number of engines that share a time-sliced GPU.
             device: vLLM: its backend.
-            engine_version: vLLM: its version; None takes the installed one, else the newest known.
-            calibrate: vLLM: a start-up log of this model, or several; what they measured replaces
-                the priors, now and later.
-            use_calibrations: vLLM: whether to use what starts have measured before.
-            compile_cache: vLLM: its cache folder, to tell whether the next start compiles; None for
-                this machine's, for a GPU of it.
-            ask_engine: vLLM: whether the installed one lays out the KV cache itself, which takes
-                about ten seconds.
-            trace: transformers: whether to run the model's own code under fake tensors; seconds,
-            exact, no GPU.
-            The settings by canonical name, such as ``max_model_len=8192`` or ``batch_size=4``;
-            bytes also as ``4GiB``.
+            engine_version: vLLM: its version. None: the installed one, else the newest known.
+            calibrate: vLLM: start-up logs of this model, whose measurements replace the priors
+                now and in later plans. None: no new logs.
+            use_calibrations: vLLM: whether to use earlier measurements.
+            compile_cache: vLLM: its cache folder, to predict whether the next start compiles.
+                None: this machine's, if the GPU is on this machine.
+            ask_engine: vLLM: whether the installed vLLM lays out the KV cache, in about ten
+                seconds.
+            trace: transformers: whether to run the model's own code under fake tensors. It is
+                exact, needs no GPU and takes seconds.
+            The settings by canonical name, such as ``max_model_len=8192`` or ``batch_size=4``.
+            Byte settings also accept ``4GiB``.
 
     Returns:
         For vLLM the budget of the fullest GPU and the nearest settings that fit; for transformers
         the budget of the call.
 
     Raises:
-        InputError: the model cannot be found, or what is asked for cannot be run.
+        InputError: the model does not exist, or a requested tool cannot run.
         ConfigError: a number of the model's configuration is missing or absurd.
-        SettingError: a setting is unknown, or its value is one that it cannot have.
-        UsageError: no GPU is named and none can be seen, or arguments contradict each other.
+        SettingError: unknown setting or invalid value.
+        UsageError: there is no GPU here and none is given, or arguments contradict each other.
     """
     if not isinstance(model, str | os.PathLike):
-        hint = "a model folder, its config.json, or a hub name (ORG/NAME)"
+        hint = "give a model folder, its config.json, or a hub name (ORG/NAME)"
         raise UsageError(
             f"plan expects a model by its path or name, not {type(model).__name__}", hint=hint
         )
     path = os.fspath(model)
     if engine == "transformers":
-        return ask_for_call(path, **asked).budget()
+        return read_call_request(path, **asked).budget()
     if engine != "vllm":
         raise SettingError(f"engine is {engine!r}", hint="one of vllm, transformers")
     by_engine = asked.pop("ask_engine", False)
-    start = ask_for_start(path, **asked)
+    start = read_start_request(path, **asked)
     if by_engine:
         return plan_by_engine(start)
     return plan_start(start)

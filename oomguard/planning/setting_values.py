@@ -1,6 +1,4 @@
-"""Values of settings as a caller gives them in Python, checked against the records that
-hold them.
-"""
+"""Check Python values of settings against the fields of the records."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from oomguard.estimate.call.trace import PlannedCall
 from oomguard.estimate.start.start import VllmSettings
 
 SettingValue = FactValue | Mapping[str, Any] | None
-# Fields of the records that are no settings: the device, the model, and what a measured start says.
+# Fields of the records that are not settings: the device, the model, and a measured start.
 _NO_SETTINGS: Final = frozenset(
     {
         "compile_cache_entry",
@@ -40,8 +38,7 @@ def _types(record: type) -> dict[str, str]:
     return {name: kind for name, kind in own.items() if name not in _NO_SETTINGS}
 
 
-# Setting -> "int", "float", "bool" or "str", for a start of vLLM and for a call of transformers'
-# generate.
+# The type of each setting: "int", "float", "bool" or "str".
 START_SETTINGS: Final = _types(VllmSettings)
 CALL_SETTINGS: Final = _types(PlannedCall) | {"quantization": "str"}
 
@@ -49,17 +46,16 @@ CALL_SETTINGS: Final = _types(PlannedCall) | {"quantization": "str"}
 def read_values(
     values: Mapping[str, SettingValue], known: Mapping[str, str], arguments: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Check the values of settings by their canonical names; None leaves a setting to the engine.
+    """Check the values of settings by canonical name; None leaves a setting to the engine.
 
     Args:
-        values: a value for each setting. Bytes also as a size such as ``4GiB``, a JSON text also as
-            the dict it stands for.
-        known: the settings there are, with their types.
-        arguments: what the caller takes beside settings: a misspelled one is told by its own name.
+        values: a value for each setting. Bytes may be a size such as ``4GiB``, and a JSON text may
+            be a dict.
+        known: the known settings with their types.
+        arguments: the caller's other arguments, so that a misspelled one gets the right suggestion.
 
     Raises:
-        SettingError: a setting is not known, with the nearest one that is, or a value is not one
-            that it can have.
+        SettingError: a setting is unknown, with the nearest known one, or a value is invalid.
     """
     found = {}
     for name, value in values.items():
@@ -109,7 +105,7 @@ def _read_text(name: str, value: object) -> str:
         try:
             return json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise SettingError(f"{name} is no JSON: {error}") from None
+            raise SettingError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, str):
         raise SettingError(f"{name} is {value!r}, not a text")
     return value
@@ -124,9 +120,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], Any]]] = {
 
 
 def parse_word(name: str, word: str, known: Mapping[str, str]) -> Any:
-    """Read one word of a command line as a setting's value; raises SettingError where the setting
-    cannot have it.
-    """
+    """Parse one word of a command line as a setting's value; raises SettingError if invalid."""
     kind = known[name]
     try:
         typed: FactValue = word

@@ -1,6 +1,4 @@
-"""A planned start of vLLM: what was asked, its budget, and the nearest settings under which it
-fits.
-"""
+"""Plan a start of vLLM: the request, its budget, and the nearest settings that fit."""
 
 from __future__ import annotations
 
@@ -33,18 +31,19 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 
-# The GPU that is budgeted for: given by its size, by its name, or one of this machine.
+# The target GPU is given by its size, by its name, or is one of this machine.
 
 _HOW_TO_SAY: str = (
-    "say which: --gpu-memory 24GiB or --gpu-name H100; in Python gpu_memory='24GiB' or "
-    "gpu_name='H100'"
+    "name the GPU: --gpu-memory 24GiB or --gpu-name H100; in Python gpu_memory='24GiB' "
+    "or gpu_name='H100'"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TargetGpu:
-    """One GPU: its total memory, its name and its driver where they are known, and whether it is a
-    GPU of this machine.
+    """Describe one GPU: its total bytes, name, driver, and whether it is on this machine.
+
+    The name and the driver are None if unknown.
     """
 
     total_bytes: int
@@ -56,22 +55,22 @@ class TargetGpu:
 def find_gpu(
     memory: str | int | None = None, index: int | None = None, name: str | None = None
 ) -> TargetGpu:
-    """Find the GPU that is named, else the first one of this machine.
+    """Find the given GPU, or the first one of this machine.
 
     Args:
-        memory: total memory, in bytes or as a size such as ``24GiB``.
-        index: index of a GPU of this machine.
-        name: a GPU by its name, such as ``H100``. Beside ``memory`` any name: it decides the
+        memory: total memory, in bytes or as a size such as ``24GiB``; None for none.
+        index: index of a GPU of this machine; None for none.
+        name: a GPU by its name, such as ``H100``. With ``memory`` any name is valid: it sets the
             engine's defaults, not the size.
 
     Raises:
-        SettingError: the memory is no size above zero, or the name is not known.
-        UsageError: an index is given beside another, or no GPU can be seen here.
+        SettingError: the memory is not a size above zero, or the name is unknown.
+        UsageError: an index comes with another argument, or this machine has no visible GPU.
     """
     if index is not None and (memory is not None or name is not None):
         raise UsageError(
-            "gpu names a GPU of this machine, with its size and its name",
-            hint="leave the others out",
+            "gpu selects a GPU of this machine, which already sets its size and name",
+            hint="use gpu without gpu_memory and gpu_name",
         )
     if memory is not None:
         return TargetGpu(_read_total(memory), name)
@@ -84,9 +83,9 @@ def find_gpu(
     device = next((d for d in devices() or () if d.index == (index or 0) and d.total_bytes), None)
     if device is None or device.total_bytes is None:
         if index is None:
-            what = "no GPU can be seen here"
+            what = "no GPU is visible on this machine"
         else:
-            what = f"GPU {index} cannot be seen here"
+            what = f"GPU {index} is not visible on this machine"
         raise UsageError(what, hint=_HOW_TO_SAY)
     from oomguard.probe.host import nvidia_driver
 
@@ -102,31 +101,29 @@ def _read_total(memory: str | int) -> int:
         total = memory
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         hint = "give the total memory of one GPU, in bytes or as a size such as 24GiB"
-        raise SettingError(f"gpu_memory is {memory!r}", hint=hint)
+        raise SettingError(f"gpu_memory must be a size above zero, got {memory!r}", hint=hint)
     return total
 
 
 def kind_of_gpu(gpu: TargetGpu) -> str:
-    """Return whose memory a GPU's is, one of ``ceilings.KINDS``: by its name and, on this machine,
-    by the host.
-    """
+    """Return a GPU's kind of memory: by its name and, on this machine, by the host."""
     from oomguard.probe.host import wsl_version
 
     return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
 
 
 def free_of(gpu: TargetGpu, kind: str, replicas: int) -> tuple[int | None, str]:
-    """Return the bytes of a GPU that are free when an engine starts, and what says so.
+    """Return the free bytes of a GPU at an engine's start, and their source.
 
-    None stands for all but the CUDA context, which is what an empty GPU of its own leaves.
+    None stands for all except the CUDA context, which is an empty GPU.
 
     Args:
         gpu: the GPU.
-        kind: one of ``ceilings.KINDS``.
-        replicas: engines that share a time-sliced GPU.
+        kind: one of ``constants.KINDS``.
+        replicas: the number of engines that share a time-sliced GPU.
 
     Raises:
-        SettingError: the kind is not known.
+        SettingError: the kind is unknown.
     """
     return free_at_start(gpu.total_bytes, kind, replicas)
 
@@ -148,12 +145,11 @@ _ARGUMENTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class AskedStart:
-    """A start to budget: the model read once, vLLM's settings, and the names of those that the
-    caller gave.
+class StartRequest:
+    """Hold a start to estimate: its model, vLLM's settings, and the names the caller set.
 
-    ``path`` is the model as the caller named it, ``kept_words`` are the engine's flags that no plan
-    counts and a command keeps.
+    ``path`` is the model as the caller named it. ``kept_words`` are engine flags that do not affect
+    the plan and stay in the command.
     """
 
     path: str
@@ -165,11 +161,10 @@ class AskedStart:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What would make a start fit where no setting does; None or False where that would not help
-    either.
+    """Report what would make a start fit if no setting does; None or False if that does not help.
 
-    ``tensor_parallel_size`` and ``gpu_total_bytes`` are the smallest that would do, each with the
-    other as it is.
+    ``tensor_parallel_size`` and ``gpu_total_bytes`` are the smallest sufficient ones, each with the
+    other unchanged.
     """
 
     tensor_parallel_size: int | None
@@ -179,16 +174,15 @@ class Needed:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StartPlan(Record):
-    """A planned start of vLLM.
+    """Report a planned start of vLLM.
 
     Attributes:
-        budget: where the bytes of each GPU go under the settings asked for.
-        command: ``vllm serve`` with the nearest settings under which the start fits; None where no
-            setting helps.
-        changes: the patches that lead to those, to be applied together; empty where the settings
-            asked for fit.
-        needed: what would make it fit where no setting does; None where one does, or where vLLM
-            itself was asked.
+        budget: the bytes of each GPU under the requested settings.
+        command: ``vllm serve`` with the nearest settings that fit; None if no setting helps.
+        changes: the patches to those settings, to apply together; empty if the requested settings
+            fit.
+        needed: what would make it fit if no setting does; None if a setting helps, or vLLM itself
+            computed the plan.
     """
 
     budget: StartBudget
@@ -198,11 +192,11 @@ class StartPlan(Record):
 
     @property
     def fits(self) -> bool:
-        """Whether the engine would start with the settings asked for."""
+        """Return whether the engine would start with the requested settings."""
         return self.budget.fits
 
 
-def ask_for_start(
+def read_start_request(
     model: str,
     *,
     gpu_memory: str | int | None = None,
@@ -219,9 +213,11 @@ def ask_for_start(
     not_counted: Sequence[str] = (),
     kept_words: Sequence[str] = (),
     **values: SettingValue,
-) -> AskedStart:
-    """Read what a start is asked for with: the arguments of ``oomguard.plan``, flags that take
-    memory uncounted, and those to keep.
+) -> StartRequest:
+    """Read the request for a start.
+
+    The arguments are those of ``oomguard.plan``, flags that use memory but are not in the estimate,
+    and flags to keep in the command.
     """
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
     logs = _logs(calibrate)
@@ -234,7 +230,7 @@ def ask_for_start(
         if "on_cpu" in start.facts and start.facts["on_cpu"].value:
             device = "cpu"
     if device not in {"cuda", "cpu"}:
-        raise SettingError(f"device is {device!r}", hint="one of cuda, cpu")
+        raise SettingError(f"device is {device!r}", hint="use cuda or cpu")
     found = find_gpu(gpu_memory, gpu, gpu_name)
     version = _version(engine_version)
     share = (
@@ -264,13 +260,11 @@ def ask_for_start(
     if use_calibrations:
         settings = _calibrated(model, read, settings, dict(zip(logs, starts, strict=True)))
     named = frozenset(name for name, value in values.items() if value is not None)
-    return AskedStart(model, read, settings, named, tuple(kept_words))
+    return StartRequest(model, read, settings, named, tuple(kept_words))
 
 
 def _may_be_compiled(model: Model, settings: VllmSettings, folder: str | Path | None) -> bool:
-    """Return whether vLLM's compile cache, in a folder or where this machine has it, may have an
-    entry of a start.
-    """
+    """Return whether vLLM's compile cache may have an entry of a start."""
     from oomguard.estimate.start.compile_cache import cache_root, has_entry
 
     if folder is not None and not Path(folder).is_dir():
@@ -292,9 +286,7 @@ def _read(model: str, settings: VllmSettings) -> Model:
 
 
 def _version(given: str | None) -> Version:
-    """Return the version given, else the installed one, else the newest known; raises
-    SettingError.
-    """
+    """Return the given version, the installed one, or the newest known; raises SettingError."""
     for name in _PACKAGES if given is None else ():
         try:
             return read_version(metadata.version(name))
@@ -304,7 +296,7 @@ def _version(given: str | None) -> Version:
 
 
 def start_of_log(log: str) -> EngineStart:
-    """Return the start that a log measured; raises InputError where it measured none."""
+    """Return a log's measured start; raises InputError if there is none."""
     from oomguard.diagnosis.diagnose import diagnose_stream
     from oomguard.estimate.start.calibration import measured_start
     from oomguard.scan.source import open_log
@@ -314,7 +306,7 @@ def start_of_log(log: str) -> EngineStart:
 
 
 def _logs(calibrate: str | Path | Sequence[str | Path] | None) -> list[str]:
-    """Return the logs to calibrate by, each once."""
+    """Return the logs to calibrate with, each once."""
     if isinstance(calibrate, str | Path):
         given = [calibrate]
     else:
@@ -325,10 +317,8 @@ def _logs(calibrate: str | Path | Sequence[str | Path] | None) -> list[str]:
 def _calibrated(
     model: str, read: Model, settings: VllmSettings, starts: dict[str, EngineStart]
 ) -> VllmSettings:
-    """Correct the settings by measured starts: by these, which are kept, else by one
-    kept before.
-    """
-    from oomguard.estimate.start.calibration import Calibrations, calibrated, keep_start
+    """Correct the settings by these measured starts, which it stores, or by a stored one."""
+    from oomguard.estimate.start.calibration import Calibrations, apply_calibration, store_start
 
     kept = Calibrations()
     if not starts:
@@ -340,21 +330,21 @@ def _calibrated(
 
     if len(starts) == 1:
         ((log, start),) = starts.items()
-        return calibrated(start, Path(log).name, settings, kept, own)
+        return apply_calibration(start, Path(log).name, settings, kept, own)
     for log, start in starts.items():
-        keep_start(start, Path(log).name, kept, own)
+        store_start(start, Path(log).name, kept, own)
     correction = kept.find(read, settings)
     if correction is None:
         raise SettingError(
-            f"{len(starts)} logs are kept, and none is of a start like this plan: its version, "
-            "GPU, ranks or data types differ",
+            f"stored {len(starts)} logs, but none has a start like this plan: its "
+            "version, GPU, ranks or data types differ",
             hint="plan with the settings of one of those starts",
         )
     return replace(settings, correction=correction)
 
 
-def plan_start(asked: AskedStart) -> StartPlan:
-    """Budget a start, and search the nearest settings under which it fits."""
+def plan_start(asked: StartRequest) -> StartPlan:
+    """Estimate a start and find the nearest settings that fit."""
     budget = budget_start(asked.model, asked.settings)
     found = fit(asked.model, asked.settings)
     if found.budget is None:
@@ -371,7 +361,10 @@ def plan_start(asked: AskedStart) -> StartPlan:
 
 
 def _fitting(
-    asked: AskedStart, budget: StartBudget, settings: VllmSettings, changes: tuple[Patch, ...] = ()
+    asked: StartRequest,
+    budget: StartBudget,
+    settings: VllmSettings,
+    changes: tuple[Patch, ...] = (),
 ) -> StartPlan:
     named = asked.given | {patch.setting for patch in changes}
     return StartPlan(
@@ -379,44 +372,44 @@ def _fitting(
     )
 
 
-def plan_by_engine(asked: AskedStart) -> StartPlan:
-    """Let the installed vLLM lay the KV cache out, which takes about ten seconds.
+def plan_by_engine(asked: StartRequest) -> StartPlan:
+    """Let the installed vLLM lay out the KV cache, which takes about ten seconds.
 
     Raises:
-        SettingError: the installed vLLM is of another version, or for another device.
-        InputError: vLLM is not installed, or cannot be asked.
+        SettingError: the installed vLLM has another version or device.
+        InputError: vLLM is not installed or cannot run.
     """
-    from oomguard.estimate.start.engine_layout import asked_of_engine
+    from oomguard.estimate.start.engine_layout import lay_out_with_engine
 
-    budget = asked_of_engine(budget_start(asked.model, asked.settings), asked.path)
+    budget = lay_out_with_engine(budget_start(asked.model, asked.settings), asked.path)
     settings = budget.settings
     longest = budget.longest_request_tokens
     if budget.fits:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None)
-    reason = "the longest request that vLLM says fits"
+    reason = "the longest request that fits by vLLM's own layout"
     change = start_patch(
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)
     )
     return _fitting(asked, budget, replace(settings, max_model_len=longest), (change,))
 
 
-# The start that a command line is: what ``plan`` is asked for by the user's own words, on the
-# devices of this machine.
+# Plan the start in a user's own command line, on the devices of this machine.
 
-# The engine whose starts are modelled (memory/vllm).
+# The estimator covers this engine (estimate/start).
 _MODELLED: Final = "vllm"
-# Settings of which each takes devices of its own: their product is how many a start needs.
+# A start needs the product of these settings in devices.
 _RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-# Any size does to ask with: each device's own takes its place.
+# A placeholder: each device's own size replaces it.
 _SOME_BYTES: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDevice:
-    """A device to budget for: ``free_bytes`` is what is free of it now, None for one that nobody
-    uses.
+    """Describe a target device.
+
+    ``free_bytes`` is its free memory now; None if it is unused.
     """
 
     total_bytes: int
@@ -426,22 +419,22 @@ class TargetDevice:
 
 @dataclass(frozen=True, slots=True)
 class CommandStart:
-    """A command that starts an engine whose memory is modelled."""
+    """Hold a command that starts an engine with an estimator."""
 
     launch: Launch
     launcher: Launcher
-    asked: AskedStart
+    asked: StartRequest
 
     def on(self, device: TargetDevice) -> StartBudget:
-        """Budget the start on such a device, or on several alike."""
+        """Estimate the start on such a device, or on several equal ones."""
         return budget_start(self.asked.model, self._asked_on(device).settings)
 
     def plan_on(self, device: TargetDevice) -> StartPlan:
-        """Plan it there: with what would make it fit where it does not."""
+        """Plan the start on a device, including what would make it fit."""
         return plan_start(self._asked_on(device))
 
     def over(self, tensor_parallel_size: int, device: TargetDevice) -> StartPlan:
-        """Plan it over another number of devices that share each layer."""
+        """Plan the start over another number of devices that share each layer."""
         asked = self._asked_on(device)
         return plan_start(
             replace(
@@ -450,9 +443,7 @@ class CommandStart:
         )
 
     def changed(self, plan: StartPlan) -> str:
-        """Return the user's own command over a plan's ranks and with its changes, as a line to
-        paste.
-        """
+        """Return the user's own command with a plan's ranks and changes, ready to paste."""
         new: dict[str, FactValue] = {
             patch.setting: patch.new for patch in plan.changes if patch.new is not None
         }
@@ -461,25 +452,26 @@ class CommandStart:
             new["tensor_parallel_size"] = ranks
         return self.launcher.shown(replace(self.launch, env={}), new)
 
-    def _asked_on(self, device: TargetDevice) -> AskedStart:
+    def _asked_on(self, device: TargetDevice) -> StartRequest:
         settings = replace(
             self.asked.settings, gpu_total_bytes=device.total_bytes, gpu_name=device.name
         )
         if device.free_bytes is not None:
-            # What the engine's own CUDA context takes is gone before it looks.
+            # The engine's own CUDA context comes before its measurement.
             free = device.free_bytes - int(constant("context", settings.version)["bytes"])
             settings = replace(settings, device_free_bytes=max(0, free))
         return replace(self.asked, settings=settings)
 
 
 def engine_version(launch: Launch) -> str | None:
-    """Return the version of the engine that a launch would start, None where it is not found."""
+    """Return the version of the engine that a launch would start, or None if not found."""
     return launch.engine_version or insight_of(launcher_of(launch)).version(launch)
 
 
 def devices_needed(launch: Launch) -> tuple[int, int] | None:
-    """Return how many devices a command's own flags ask for, and how many engines; None where it is
-    no engine's own command.
+    """Return the number of devices and of engines in a command's flags.
+
+    Returns None if the command does not start an engine.
     """
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
@@ -493,17 +485,17 @@ def devices_needed(launch: Launch) -> tuple[int, int] | None:
 
 
 def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
-    """Return the start that a command is, or why its memory is not known before it runs.
+    """Return the start of a command, or the reason why oomguard cannot estimate it.
 
     Args:
-        launch: the command as the user gave it.
-        version: the engine's; None takes the installed one, else the newest known.
+        launch: the command as the user wrote it.
+        version: the engine's version; None uses the installed one, else the newest known.
     """
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
-        return "the command is no engine's own: what it will take is not known before it runs"
+        return "this is not an engine's own command, so its memory is unknown before it runs"
     if launcher.NAME != _MODELLED:
-        return f"the memory of {launcher.NAME} is not modelled"
+        return f"oomguard has no estimate for {launcher.NAME}"
     given = launcher.settings_in_force(launch)
     unread = [
         name for name, setting in given.items() if setting.value is None and name in START_SETTINGS
@@ -513,7 +505,7 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
     else:
         model = None
     if not isinstance(model, str):
-        return "the command names no model that can be read"
+        return "the command names no readable model"
     if unread:
         return f"{', '.join(unread)}: only the shell knows the value"
     values: dict[str, Any] = {
@@ -523,7 +515,7 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
         return CommandStart(
             launch,
             launcher,
-            ask_for_start(model, gpu_memory=_SOME_BYTES, engine_version=version, **values),
+            read_start_request(model, gpu_memory=_SOME_BYTES, engine_version=version, **values),
         )
     except UsageError as error:
         return f"the command cannot be planned: {error}"

@@ -1,1 +1,1 @@
-"""Signature and rule files: load them, check them, match them against facts."""
+"""Load signature and rule files, check them, and match them with facts."""

@@ -1,5 +1,6 @@
-"""The table of actions: what an expert does first in which situation, and how each action is worded
-(rules/actions.toml).
+"""Read the table of actions: their order by situation, and their wording.
+
+The file is rules/actions.toml.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from oomguard.rules.expressions import Expression, suggestion, trusted_expressio
 from oomguard.rules.schema import Table
 
 DIRECTIONS: Final = ("up", "down", "on", "off")
-# Actions that are no setting: somebody has to do them outside the failed program's settings.
+# These actions are not settings: a person must do them outside of the failed program.
 OUTSIDE: Final = (
     "end_other_process",
     "use_another_device",
@@ -37,8 +38,9 @@ OUTSIDE: Final = (
 
 
 class Where(NamedTuple):
-    """The failures that a row is for; an empty field fits every failure, no fact of ``unknown`` may
-    be known.
+    """Select the failures of a row; an empty field fits every failure.
+
+    No fact of ``unknown`` may be known.
     """
 
     kinds: frozenset[str]
@@ -49,8 +51,9 @@ class Where(NamedTuple):
     unknown: tuple[str, ...]
 
     def fits(self, incident: Incident) -> bool:
-        """Return whether the row is for this failure: its likeliest cause counts, and each
-        condition must be known to hold.
+        """Return whether the row applies to this failure.
+
+        Its likeliest cause counts, and each condition must be known to be true.
         """
         if incident.causes:
             cause = incident.causes[0].id
@@ -70,10 +73,10 @@ class Where(NamedTuple):
 
 
 class ActionWording(NamedTuple):
-    """How one action is worded in the failures of ``where``.
+    """Hold the wording of one action for the failures of ``where``.
 
-    ``titles``, ``whys`` and ``commands`` are templates: the first one whose facts are all known is
-    used.
+    ``titles``, ``whys`` and ``commands`` are templates. The first one whose facts are all known
+    applies.
     """
 
     id: str
@@ -85,8 +88,9 @@ class ActionWording(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """The (action, direction) pairs of the failures of ``where``: what to do first, in an expert's
-    order, or what never to do.
+    """Hold (action, direction) pairs for the failures of ``where``.
+
+    They are the first actions in an expert's order, or actions that are never right.
     """
 
     where: Where
@@ -95,9 +99,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActionTable:
-    """All situations, wordings and harmful actions; of each the first row that fits a failure
-    counts.
-    """
+    """Hold all situations, wordings and harmful actions; the first matching row applies."""
 
     situations: tuple[Situation, ...] = ()
     wordings: tuple[ActionWording, ...] = ()
@@ -112,12 +114,13 @@ class ActionTable:
         )
 
     def fitting(self, incident: Incident) -> Iterator[Situation]:
-        """Yield the situations of a failure; the first one that leads to an action counts."""
+        """Yield the situations of a failure; the first one that leads to an action applies."""
         return (row for row in self.situations if row.where.fits(incident))
 
     def is_harmful(self, name: str, direction: str | None, incident: Incident) -> bool:
-        """Return whether an action would make a failure worse; a row without a direction is for
-        every direction.
+        """Return whether an action would make a failure worse.
+
+        A row without a direction covers every direction.
         """
         rows = (row for row in self.never if row.where.fits(incident))
         return any(
@@ -125,8 +128,9 @@ class ActionTable:
         )
 
     def wording(self, name: str, direction: str | None, incident: Incident) -> ActionWording | None:
-        """Return how an action is worded in a failure; a row without a direction is for every
-        direction.
+        """Return the wording of an action for a failure, or None.
+
+        A row without a direction covers every direction.
         """
         for row in self.wordings:
             if row.id == name and row.direction in {None, direction} and row.where.fits(incident):
@@ -135,12 +139,15 @@ class ActionTable:
 
 
 def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) -> ActionTable:
-    """Read the table of actions. Raises RuleError for a mistake in it.
+    """Read the table of actions.
 
     Args:
         raw: the file's tables.
         path: the file, for messages.
         make: turns a text into an expression.
+
+    Raises:
+        RuleError: the file has a mistake.
     """
     table = Table(raw, path, "", "actions_file")
     checked = make is not trusted_expression  # a test checks the shipped file
@@ -180,8 +187,10 @@ def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: 
 
 
 def _split(label: str, row: Table, checked: bool) -> tuple[str, str | None]:
-    """Return (action, direction) of ``gpu_memory_utilization down``; raises RuleError for an
-    unknown one.
+    """Split ``gpu_memory_utilization down`` into action and direction.
+
+    Raises:
+        RuleError: one of them is unknown.
     """
     name, _, direction = label.partition(" ")
     if checked and name not in SETTINGS and name not in OUTSIDE:

@@ -1,11 +1,11 @@
-"""Conditions and values in rule files: comparisons of facts, checked at load, evaluated on facts.
+"""Compile conditions and values in rule files, and evaluate them on facts.
 
 An expression is a small part of Python: facts, numbers, quoted texts, ``True`` and ``False``,
 arithmetic (``+ - * /``), comparisons, ``in``, ``and``, ``or``, ``not`` and ``x if condition else
-y``. It is parsed by ``ast`` and never executed as code, so a stranger's rule file is safe to load.
+y``. ``ast`` parses it, and nothing executes it as code, so an untrusted rule file is safe to load.
 
 A missing fact is unknown. ``and`` is false if one side is false, ``or`` is true if one side is
-true, and everything else that reads an unknown value is unknown.
+true. Every other operation with an unknown value is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oomguard.core.facts import REGISTRY, Fact, FactValue
 Kind = Literal["number", "bool", "text"]
 _Evaluate = Callable[[Mapping[str, Fact]], FactValue | None]
 
-# By the type that the registries of facts and settings give.
+# By the types in the registries of facts and settings.
 KINDS_OF_VALUE: Final[dict[str, Kind]] = {
     "int": "number",
     "float": "number",
@@ -33,8 +33,8 @@ KINDS_OF_VALUE: Final[dict[str, Kind]] = {
     "str": "text",
 }
 _MAX_EXPRESSION_CHARS: Final = 2000
-_MAX_BRACKETS: Final = 20  # inside each other
-_MAX_DEPTH: Final = 100  # of operators inside each other
+_MAX_BRACKETS: Final = 20  # nested
+_MAX_DEPTH: Final = 100  # of nested operators
 _SHOWN_CHARS: Final = 60  # of the expression, on either side of a mistake
 
 _TOKEN: Final = re.compile(
@@ -42,14 +42,14 @@ _TOKEN: Final = re.compile(
     r"|'[^'\\\n]*'|\"[^\"\\\n]*\"|[<>=!]=|[][()<>,+*/-]",
     re.ASCII | re.IGNORECASE,
 )
-# What the expression language of older versions (CEL) and other languages write, and Python's form.
+# Spellings of older versions (CEL) and other languages, with Python's form.
 _OTHER_SPELLINGS: Final = {
     "&": "write and",
     "|": "write or",
     "!": "write not",
     "?": "write x if condition else y",
     "=": "write ==",
-    "\\": "leave out the backslash: put a text with a quote in it between the other quotes",
+    "\\": "omit the backslash: put a text with a quote between the other kind of quotes",
     "true": "write True",
     "false": "write False",
 }
@@ -72,7 +72,7 @@ _ORDER: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 
 
 class _MistakeError(Exception):
-    """A mistake in an expression, at a 0-based position in its text."""
+    """Report a mistake at a 0-based position of an expression."""
 
     def __init__(self, message: str, position: int, hint: str | None = None) -> None:
         super().__init__(message)
@@ -89,34 +89,34 @@ class _Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One expression; parsed on first use, once for each text."""
+    """Hold one expression, parsed on first use."""
 
     source: str
 
     @property
     def kind(self) -> Kind:
-        """The type of its result: ``number``, ``bool`` or ``text``."""
+        """Return the type of its result: ``number``, ``bool`` or ``text``."""
         return _compiled(self.source).kind
 
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
-        """Return the value over the known facts, None if unknown; a number is always a float."""
+        """Return the value for the known facts, or None if unknown; a number is always a float."""
         return _compiled(self.source).evaluate(facts)
 
     def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
-        """Return the names of the facts that the expression reads and that are unknown."""
+        """Return the names of the unknown facts that the expression reads."""
         return tuple(name for name in _compiled(self.source).names if name not in facts)
 
 
 def compile_expression(
     source: object, *, path: str, key: str, result: Kind | None = "bool"
 ) -> Expression:
-    """Check one expression: its syntax, the facts it names and the type of its result.
+    """Check one expression: its syntax, its facts and the type of its result.
 
     Args:
-        source: the expression as the file has it.
+        source: the expression as in the file.
         path: the file, for messages.
-        key: the dotted path of the expression inside the file, for messages.
-        result: the type that the result must have. None permits any.
+        key: the dotted path of the expression in the file, for messages.
+        result: the required type of the result; None permits any.
 
     Raises:
         RuleError: with the column of the mistake and, for an unknown fact, the nearest known name.
@@ -134,7 +134,7 @@ def compile_expression(
         column = mistake.position + 1
         raise RuleError(message, path=path, key=key, column=column, hint=mistake.hint) from None
     if result is not None and kind != result:
-        message = f"expected a {result} expression, this one is a {kind}"
+        message = f"expected a {result} expression, but this one is a {kind}"
         raise RuleError(message, path=path, key=key)
     return Expression(source)
 
@@ -142,9 +142,10 @@ def compile_expression(
 def trusted_expression(
     source: str, *, path: str, key: str, result: Kind | None = "bool"
 ) -> Expression:
-    """Take a shipped expression unchecked: a diagnosis evaluates few of them, a test checks all.
+    """Accept a shipped expression unchecked.
 
-    The arguments are those of ``compile_expression``.
+    A diagnosis evaluates few of them, and a test checks all. The arguments are the same as for
+    ``compile_expression``.
     """
     return Expression(source)
 
@@ -152,7 +153,7 @@ def trusted_expression(
 def suggestion(
     name: str, known: Mapping[str, object] | tuple[str, ...] | frozenset[str]
 ) -> str | None:
-    """Return a "did you mean" for an unknown name; None if no known name is near."""
+    """Return a "did you mean" for an unknown name, or None if no known name is similar."""
     import difflib
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
@@ -172,7 +173,7 @@ def _caret(source: str, position: int) -> str:
 def _check_tokens(source: str) -> None:
     """Raise _MistakeError for characters and nesting that no expression needs.
 
-    Python's parser then sees ASCII only, except in quoted texts, and its recursion is bounded.
+    Python's parser then gets only ASCII, except in quoted texts, and its recursion is limited.
     """
     position = 0
     brackets = 0
@@ -183,7 +184,7 @@ def _check_tokens(source: str) -> None:
         else:
             text = source[position]
         if token is None or text in {"true", "false"}:
-            message = f"{text!r} is not known here"
+            message = f"{text!r} is not allowed here"
             raise _MistakeError(message, position, _OTHER_SPELLINGS.get(text))
         brackets += (text in "([") - (text in ")]")
         if brackets > _MAX_BRACKETS:
@@ -193,9 +194,9 @@ def _check_tokens(source: str) -> None:
 
 @functools.cache
 def _compiled(source: str) -> _Compiled:
-    """Parse an expression, check its types and turn it into functions of the facts."""
+    """Parse an expression, check its types and compile it to functions of the facts."""
     indent = len(source) - len(source.lstrip())
-    text = re.sub(r"\s", " ", source)[indent:]  # as long as before: columns stay right
+    text = re.sub(r"\s", " ", source)[indent:]  # same length, so columns stay correct
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -208,7 +209,7 @@ def _compiled(source: str) -> _Compiled:
 
 
 class _Compiler:
-    """Turns the nodes that an expression may have into functions; raises for any other node."""
+    """Compile the permitted nodes to functions, and raise for any other node."""
 
     def __init__(self, text: str, indent: int) -> None:
         self._bytes = text.encode(errors="replace")
@@ -249,7 +250,7 @@ class _Compiler:
         """Compile a node whose value must have the type ``wanted``."""
         kind, evaluate = self.compile(node, depth + 1)
         if kind != wanted:
-            raise self._mistake(f"expected a {wanted}, this is a {kind}", node)
+            raise self._mistake(f"expected a {wanted}, but this is a {kind}", node)
         return evaluate
 
     def _fact(self, node: ast.Name) -> tuple[Kind, _Evaluate]:
@@ -300,7 +301,7 @@ class _Compiler:
             if compare is None and kind == "number":
                 compare = _ORDER.get(type(comparison))
             if compare is None:
-                raise self._mistake(f"a {kind} is compared by == and != only", node)
+                raise self._mistake(f"compare a {kind} with == or != only", node)
             parts.append(_compared(compare, left, right))
             left = right
         if len(parts) == 1:
@@ -326,7 +327,7 @@ class _Compiler:
 
 
 def _value_of(kind: Kind, value: FactValue) -> FactValue | None:
-    """Return a value as the expression sees it: None if it is not finite or not of its type."""
+    """Convert a value for expressions: None if it is not finite or has another type."""
     if kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -385,7 +386,10 @@ def _calculated(
 
 
 def _joined(parts: list[_Evaluate], *, decisive: bool) -> _Evaluate:
-    """Return ``and`` (``decisive`` is False) or ``or`` (True) of conditions that may be unknown."""
+    """Combine conditions that may be unknown.
+
+    ``decisive`` is False for ``and`` and True for ``or``.
+    """
 
     def evaluate(facts: Mapping[str, Fact]) -> bool | None:
         result: bool | None = not decisive

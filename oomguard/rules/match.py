@@ -1,6 +1,4 @@
-"""Rank causes: every rule whose conditions all hold, with its confidence, its evidence and its text
-filled in.
-"""
+"""Rank causes: match every rule and fill in its confidence, evidence and text."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from oomguard.rules.rule import Rule
 from oomguard.rules.rule_files import RuleSet
 
 MOST_CONFIDENT: Final = 0.99
-# The most for a cause of a failure in a wording that no signature has.
+# The highest confidence for a failure without a matching signature.
 MOST_CONFIDENT_UNRECOGNIZED: Final = 0.7
 
 
 def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
-    """Return the rule's confidence on these facts, 0 to 0.99: a text never proves a cause.
+    """Return the rule's confidence for these facts, 0 to 0.99, because a text is never proof.
 
-    A step whose condition is unknown does not count.
+    A step with an unknown condition does not count.
     """
     total = 0.0
     for step in rule.confidence:
@@ -37,8 +35,10 @@ def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
 
 
 def matches(rule: Rule, incident: Incident) -> bool:
-    """Return whether the rule applies: it names the kind, all conditions are known to hold, its
-    ``unknown`` facts are unknown.
+    """Return whether the rule applies to an incident.
+
+    The kind must match, all conditions must be known to be true, and the ``unknown`` facts must be
+    unknown.
     """
     if incident.kind not in rule.kinds or any(name in incident.facts for name in rule.unknown):
         return False
@@ -46,9 +46,9 @@ def matches(rule: Rule, incident: Incident) -> bool:
 
 
 def explain(incident: Incident, rules: RuleSet) -> Incident:
-    """Return the incident with its causes, the likeliest first; ties keep the order of the codes.
+    """Return the incident with its causes, the likeliest first; ties keep the order of codes.
 
-    If no signature has the wording, a cause is stated with 0.7 at most.
+    Without a matching signature a cause has a confidence of at most 0.7.
     """
     causes = []
     for rule in rules.rules:
@@ -85,7 +85,7 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
 
 
 def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
-    """Return the message's own line and the lines that this rule's facts were read from."""
+    """Return the message's own line and the lines with this rule's facts."""
     named = set(
         re.findall(
             r"\w+",

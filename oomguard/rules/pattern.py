@@ -1,4 +1,4 @@
-"""Patterns of signatures: compiled so that wrapped lines match, their groups named after facts."""
+"""Compile patterns of signatures: they match wrapped lines, and groups are facts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from oomguard.core.facts import GIB, REGISTRY, Fact, coerce
 from oomguard.core.files import cache_file, read_regular, state_of, write_cache
 from oomguard.rules.expressions import suggestion
 
-# How long a pattern gets once its repetitions are written out: known before compiling it, which may
-# never end.
+# Compiling a pattern with large repetitions may never end, so oomguard computes its size first.
 #
-# The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit holds there. The
-# text is read by the library's own grammar (version 0); flags that would change that grammar are
-# refused.
+# The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit applies there.
+# This code reads the text with the library's own grammar (version 0) and refuses flags that would
+# change it.
 
-# Far beyond any need: a window of a log has some 6000 characters.
+# Far more than needed: a window of a log has some 6000 characters.
 MAX_REPEATED_CHARS: Final = 20_000
 
-# Compiled when the first pattern is: where all of them lie compiled in the cache, none is read.
+# Compiled with the first pattern. If all patterns come from the cache, it is not needed.
 _GRAMMAR: Final = r"""
       (?P<escape>\\.)
     | (?P<set>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*+\])
@@ -44,13 +43,13 @@ _GRAMMAR: Final = r"""
 
 
 def too_much_repetition(text: str) -> tuple[int, str] | None:
-    """Return position and reason of what makes a pattern too long or unreadable here; None if it
-    may be compiled.
+    """Return the position and reason why a pattern is too long or unreadable, or None if it is
+    fine.
     """
-    totals, last = [0], 0  # the length so far of each open group; the length of the part just read
+    totals, last = [0], 0  # the length of each open group so far, and of the last part
     for token in re.finditer(_GRAMMAR, text, re.VERBOSE | re.DOTALL):
         if token.lastgroup == "flags" and re.search(r"x|V1", token.group()):
-            return token.start(), "the flags x and V1 are not known here"
+            return token.start(), "the flags x and V1 are not allowed here"
         opens = token.lastgroup == "open" or (
             token.lastgroup == "flags" and token.group().endswith(":")
         )
@@ -75,57 +74,56 @@ def too_much_repetition(text: str) -> tuple[int, str] | None:
 
 
 def _most(quantifier: str) -> int:
-    """Return how often ``{3}``, ``{3,5}`` or ``{3,}`` repeats its part: at most, or at least if it
-    has no upper end.
+    """Return how often ``{3}``, ``{3,5}`` or ``{3,}`` repeats its part.
+
+    It is the maximum, or the minimum without a maximum.
     """
     counts = [part for part in re.sub(r"\s", "", quantifier.strip("{}")).split(",") if part]
     return max(1, *(int(count) if len(count) < 10 else 10**9 for count in counts))
 
 
-# A pattern made ready on first use: a short log needs a few dozen of the shipped patterns, and
-# compiling one takes a millisecond.
+# A short log needs a few dozen of the shipped patterns, and compiling each takes a millisecond. So
+# patterns compile on first use.
 #
-# Only shipped patterns wait, and a test checks all of them; a user's pattern is compiled and
-# checked at load.
+# That applies to shipped patterns only, which a test checks. A user's pattern is compiled and
+# checked when loaded.
 
 
 @functools.cache
-def _kept() -> KeptPatterns:
+def _kept() -> PatternCache:
 
-    return KeptPatterns()
+    return PatternCache()
 
 
 class LazyPattern:
-    """What the scanner uses of a compiled pattern."""
+    """Compile a pattern on first use, with the methods that the scanner needs."""
 
     __slots__ = ("_compiled", "pattern")
 
     def __init__(
         self, text: str, *, path: str, key: str
-    ) -> None:  # as ``compile_pattern`` takes them, for its messages
+    ) -> None:  # for the messages of ``compile_pattern``
         self.pattern = text
         self._compiled: Any = None
 
     @property
     def compiled(self) -> Any:
-        """The compiled pattern."""
+        """Return the compiled pattern."""
         if self._compiled is None:
             self._compiled = _kept().compiled(self.pattern)
         return self._compiled
 
     @property
     def groupindex(self) -> dict[str, int]:
-        """Named groups and their numbers."""
+        """Return the named groups and their numbers."""
         return dict(self.compiled.groupindex)
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the first match, None if there is no match; the arguments are those of
-        ``Pattern.search``.
-        """
+        """Return the first match or None; the arguments are the same as for ``Pattern.search``."""
         return self.compiled.search(*args, **kwargs)
 
     def finditer(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Return all matches; the arguments are those of ``Pattern.finditer``."""
+        """Return all matches; the arguments are the same as for ``Pattern.finditer``."""
         matches: Iterator[Any] = self.compiled.finditer(*args, **kwargs)
         return matches
 
@@ -133,9 +131,9 @@ class LazyPattern:
 MAX_PATTERN_CHARS: Final = 4000
 _DECIMAL: Final = "_decimal_gb"
 
-# What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins
-# where its digits begin, so that a long row of digits is tried once and not again from each digit.
-# Scripts without spaces go on right behind the unit.
+# ``{size}`` in a pattern is a size with its unit in any engine's form. It only matches from the
+# first digit, so a long row of digits is tried once. In scripts without spaces text follows the
+# unit directly.
 SIZE: Final = (
     r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?"
     r"(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)(?![A-Za-z\d_]))?"
@@ -145,14 +143,14 @@ SIZE: Final = (
 def compile_pattern(text: str, *, path: str, key: str) -> Any:
     """Compile a pattern of a signature.
 
-    A plain space matches any white space, so that wrapped lines match too. ``{size}`` stands for a
-    number and its unit ("24.56 MiB", "1000000"). A group is named after the fact it fills (see
-    ``group_fact``), or begins with ``_``.
+    A plain space matches any white space, so that wrapped lines match too. ``{size}`` is a number
+    with its unit ("24.56 MiB", "1000000"). A group has the name of its fact (see ``group_fact``),
+    or begins with ``_``.
 
     Args:
         text: the pattern as its author wrote it.
         path: the file, for messages.
-        key: the dotted path of the pattern inside the file, for messages.
+        key: the dotted path of the pattern in the file, for messages.
 
     Raises:
         RuleError: with the column of the mistake in the author's own text.
@@ -175,9 +173,7 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
         found = flexible_error
         position = None
         try:
-            regex.compile(
-                text
-            )  # as it was written, so that the column of a mistake is the author's
+            regex.compile(text)  # in the original form, so that columns are the author's
         except mistakes as own_error:
             found = own_error
             position = getattr(own_error, "pos", None)
@@ -191,26 +187,24 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
     for group in compiled.groupindex:
         if group_fact(group) is None and not group.startswith("_"):
             hint = suggestion(group, REGISTRY)
-            raise RuleError(f"the group {group!r} is no fact", path=path, key=key, hint=hint)
+            raise RuleError(f"the group {group!r} is not a fact", path=path, key=key, hint=hint)
     return compiled
 
 
 def trusted_pattern(text: str) -> Any:
-    """Compile a pattern that ``compile_pattern`` takes, without its checks: for the shipped ones,
-    which a test checks.
-    """
+    """Compile a shipped pattern without the checks of ``compile_pattern``; a test does them."""
     import regex
 
     return regex.compile(_flexible_spaces(text.replace("{size}", SIZE)))
 
 
 def group_fact(group: str) -> str | None:
-    """Return the fact that a named group fills, None if it names none.
+    """Return the fact of a named group, or None if it has none.
 
-    The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with
-    its unit), ``tried_gib`` (a bare figure in GiB), ``tried_kib`` (one in KiB) and
-    ``tried_decimal_gb`` (one in 10^9 bytes). A trailing ``__2`` fills the same fact from a second
-    place of the pattern.
+    Several group names fill the fact ``tried_bytes``: ``tried_bytes`` (bytes), ``tried`` (a size
+    with its unit), ``tried_gib`` (a number in GiB), ``tried_kib`` (a number in KiB) and
+    ``tried_decimal_gb`` (a number in 10^9 bytes). A trailing ``__2`` fills the same fact from a
+    second group of the pattern.
     """
     group = re.sub(r"__\d+\Z", "", group)
     if group in REGISTRY:
@@ -222,13 +216,15 @@ def group_fact(group: str) -> str | None:
 
 
 def group_value(group: str, text: str) -> Fact:
-    """Return the fact that a captured group tells; raises SettingError for a text that is not of
-    the fact's type.
+    """Return the fact in a captured group.
+
+    Raises:
+        SettingError: the text does not have the fact's type.
     """
     name = group_fact(group)
     if name is None:
-        raise SettingError(f"the group {group!r} is no fact")
-    # numpy's "306. GiB", Kubernetes' "41Gi"
+        raise SettingError(f"the group {group!r} is not a fact")
+    # Two special forms: numpy's "306. GiB" and Kubernetes' "41Gi".
     text = re.sub(r"(\d[KMGT]i)\Z", r"\1B", re.sub(r"(?<=\d)\.(?=\s)", "", text))
     unit = re.sub(r"__\d+\Z", "", group)
     if (
@@ -248,16 +244,12 @@ def group_value(group: str, text: str) -> Fact:
 
 
 def _is_cut(size: str) -> bool:
-    """Return whether a size has lost its unit: bytes are whole numbers, and nobody prints so few of
-    them.
-    """
+    """Return whether a size has lost its unit: nothing prints so few bytes."""
     return re.fullmatch(r"-?\d+\.\d*|-?\d{1,3}", size) is not None
 
 
 def _column(written: str, position: int) -> int:
-    """Return the 1-based column in the author's pattern, from a position in the text with
-    ``{size}`` written out.
-    """
+    """Return the 1-based column in the author's pattern from a position in the expanded text."""
     at = 0
     for part in re.split(r"(\{size\})", written):
         if part == "{size}":
@@ -296,21 +288,19 @@ def _flexible_spaces(text: str) -> str:
     return "".join(out)
 
 
-# Compiled patterns, kept in the user's cache folder: compiling those that a short log needs takes
-# longer than reading it.
+# Compiling the patterns for a short log takes longer than reading it, so a cache in the user's
+# folder stores them.
 #
-# What is kept is what ``pickle`` would keep of a pattern, as data and never as a pickle: reading it
-# runs nothing. It is ignored where it was kept by another version of Python or of ``regex``, by
-# other rules for writing patterns, or is damaged.
+# The cache has the same data as ``pickle`` would have, but never as a pickle, so reading it runs
+# nothing. oomguard ignores a cache of another version of Python, ``regex`` or these rules, and a
+# damaged one.
 
 _MAX_KEPT_BYTES: Final = 16 << 20
 _DIGEST_BYTES: Final = 32
 
 
-class KeptPatterns:
-    """Patterns by their text; those that were not kept yet are compiled, and all are kept when the
-    program ends.
-    """
+class PatternCache:
+    """Cache compiled patterns by their text; save all when the program ends."""
 
     def __init__(self) -> None:
         import regex
@@ -324,10 +314,11 @@ class KeptPatterns:
         self._grew = False
 
     def compiled(self, text: str) -> Any:
-        """Return a pattern that ``trusted_pattern`` takes, compiled."""
+        """Return a compiled pattern for a text that ``trusted_pattern`` accepts."""
         kept = self._kept.get(text)
         if kept is not None:
-            with contextlib.suppress(Exception):  # what the library does not take is compiled again
+            # if the library rejects cached data, compile again
+            with contextlib.suppress(Exception):
                 # of the user's own folder, as bytecode is
                 return self._make(*marshal.loads(kept))  # noqa: S302
         made = trusted_pattern(text)
@@ -343,12 +334,12 @@ class KeptPatterns:
 
 
 def _parts(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return what makes a compiled pattern again, and from what: as ``pickle`` asks for it."""
+    """Return the constructor and arguments of a compiled pattern, as ``pickle`` would store it."""
     return copyreg.dispatch_table[type(compiled)](compiled)  # type: ignore[return-value]
 
 
 def _read(path: Path) -> dict[str, bytes]:
-    """Return what is kept; nothing where there is no such file, or it is not whole."""
+    """Return the cached patterns, or nothing if the file is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
         content = read_regular(path, _MAX_KEPT_BYTES)
         digest = content[:_DIGEST_BYTES]

@@ -1,4 +1,4 @@
-"""Rules: why memory ran out and what to do about it; one file a rule, read to frozen records."""
+"""Read rules: why memory ran out and what to do about it; one file per rule."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from oomguard.core.text import PLACEHOLDER
 from oomguard.rules.expressions import KINDS_OF_VALUE, Expression, suggestion, trusted_expression
 from oomguard.rules.schema import Table
 
-# One fix of a rule: the setting that it changes, and what turns a user's mistake in it into a
-# message at load.
+# A mistake in a fix becomes a message when the rule loads.
 
 _EFFECTS: Final = {str(effect): effect for effect in Effect}
-# The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
+# The solvers that a fix may name; they are functions of remedy/solvers.
 SOLVERS: Final = (
     "blocks_for_max_len",
     "graphs_that_were_captured",
@@ -52,10 +51,9 @@ _WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One setting to change: solved by a named solver of the planner, or by an expression.
+    """Describe one setting to change, with a named solver or an expression for its value.
 
-    A fix for which no log can give a value names what it acts on (``lever``) and which figure is
-    ``missing``.
+    A fix without a computable value names its target (``lever``) and the ``missing`` number.
     """
 
     setting: str
@@ -70,16 +68,18 @@ class Fix:
 
 
 def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
-    """Read one fix; ``make`` turns a text into an expression. Raises RuleError for a
-    mistake in it.
+    """Read one fix; ``make`` turns a text into an expression.
+
+    Raises:
+        RuleError: the fix has a mistake.
     """
     effect = row.choice("effect", _EFFECTS)
     if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
-        raise row.error("exactly one of solve, value and lever")
+        raise row.error("give exactly one of solve, value and lever")
     if not row.get("value", "x").strip():
         raise row.error("the value is empty", "value")
     if ("lever" in row.values) != ("missing" in row.values):
-        raise row.error("lever and missing come together")
+        raise row.error("lever and missing must come together")
     value = row.get("value")
     fix = Fix(
         setting=row.get("setting"),
@@ -92,7 +92,7 @@ def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
         lever=row.get("lever", ""),
         missing=row.get("missing", ""),
     )
-    if make is not trusted_expression:  # the shipped ones are checked by a test
+    if make is not trusted_expression:  # a test checks the shipped ones
         _check(fix, row)
     return fix
 
@@ -112,7 +112,7 @@ def _check(fix: Fix, row: Table) -> None:
         if found != wanted:
             hint = f"write {_WRITTEN[wanted]}"
             raise row.error(
-                f"{knob.name} is {knob.type}, the value is a {found}", "value", hint=hint
+                f"{knob.name} is {knob.type}, but the value is a {found}", "value", hint=hint
             )
         constant = fix.value.evaluate({})
         if _is_number(constant) and not _is_possible(knob, constant):
@@ -130,7 +130,7 @@ def _check(fix: Fix, row: Table) -> None:
 
 
 def effects_of(knob: Setting, constant: FactValue | None) -> set[Effect]:
-    """Return what a change of a setting may cost, or a change to a value that is known."""
+    """Return the possible effects of changing a setting, or of changing it to a known value."""
     if isinstance(constant, bool):
         return {knob.raised if constant else knob.lowered}
     if isinstance(constant, str):
@@ -145,8 +145,9 @@ def _is_number(value: FactValue | None) -> TypeGuard[int | float]:
 
 
 def _is_possible(knob: Setting, value: float) -> bool:
-    """Whether a setting can have a number: above zero, and whole where it is counted (-1 is "fit
-    it" in max_model_len).
+    """Return whether a number is valid for a setting.
+
+    It must be above zero, and whole for counts. -1 in max_model_len means "fit it".
     """
     if knob.name == "max_model_len" and value == -1:
         return True
@@ -159,8 +160,9 @@ _CODE: Final = re.compile(r"[A-Z]{2,8}\d{3}")
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """One step of a rule's confidence: ``base`` sets it, ``add`` changes it where
-    ``when`` holds.
+    """Describe one step of a rule's confidence.
+
+    ``base`` sets the confidence; ``add`` changes it if ``when`` is true.
     """
 
     base: float | None
@@ -170,9 +172,7 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Why memory ran out and what to do: conditions over facts, explanation, fixes and the rule's
-    own tests.
-    """
+    """Hold a rule: conditions on facts, explanation, fixes and the rule's own tests."""
 
     path: str
     code: str
@@ -193,8 +193,10 @@ class Rule:
 
 
 def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) -> Rule:
-    """Read one rule file; ``make`` turns a text into an expression. Raises RuleError for a mistake
-    in it.
+    """Read one rule file; ``make`` turns a text into an expression.
+
+    Raises:
+        RuleError: the file has a mistake.
     """
     table = Table(raw, path, "", "rule")
     if not _CODE.fullmatch(table.get("code")):
@@ -229,8 +231,9 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
 def _shown(
     table: Table, name: str, schema: str, make: Callable[..., Expression]
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return rows that decide nothing; those of a shipped rule are checked where they are used, not
-    at each start.
+    """Return rows that do not affect a diagnosis.
+
+    For a shipped rule they are checked on use, not at each start.
     """
     if make is trusted_expression:
         return tuple(table.get(name, ()))
@@ -243,13 +246,13 @@ def _confidence(
     steps = []
     for row in table.tables("confidence", "confidence"):
         if ("base" in row.values) == ("add" in row.values):
-            raise row.error("exactly one of base and add")
+            raise row.error("give exactly one of base and add")
         if "base" in row.values:
             name = "base"
         else:
             name = "add"
         if not -1 <= row.get(name) <= 1:
-            raise row.error("a confidence is between 0 and 1", name)
+            raise row.error("a confidence must be between 0 and 1", name)
         when = row.get("when")
         if when is not None:
             condition = make(when, path=str(path), key=f"{row.key}.when")
@@ -257,13 +260,14 @@ def _confidence(
             condition = None
         steps.append(Confidence(row.get("base"), float(row.get("add", 0.0)), condition))
     if not steps or steps[0].base is None:
-        raise table.error("the first step of confidence is a base", "confidence")
+        raise table.error("the first step of confidence must be a base", "confidence")
     return tuple(steps)
 
 
 def _explain(table: Table, path: Path, make: Callable[..., Expression]) -> Table:
-    """Return the rule's texts, whose placeholders all name facts; those of a shipped rule are
-    checked by its tests.
+    """Return the rule's texts and check that every placeholder is a fact.
+
+    Tests check the texts of shipped rules.
     """
     explain = Table(table.get("explain"), path, "explain", "explain")
     if make is trusted_expression:

@@ -1,4 +1,4 @@
-"""All signatures and rules in force: the shipped files, then the user's folders."""
+"""Load all signatures and rules: the shipped files, then the user's folders."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.schema import Table, read_toml
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
 
-# The file of what is missing: which one thing would decide a failure, by its kind, engine, phase
-# and what is known of it.
+# The file of missing information says what would decide a failure, by its kind, engine and phase.
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRow:
-    """One thing that may be missing; an empty ``kinds``, ``frameworks`` or ``phases`` fits every
-    one.
+    """Describe one missing piece of information; an empty field matches everything.
 
     Attributes:
         unknown: facts of which none may be known.
-        of_a_log: whether it may be missing of a log only; what failed here just now was heard
-            whole.
+        of_a_log: whether it can be missing only from a saved log, which may be incomplete. A live
+            run's output is complete.
     """
 
     kinds: frozenset[str]
@@ -42,11 +40,9 @@ class MissingRow:
     missing: Missing
     of_a_log: bool = False
 
-    def fits(self, incident: Incident, *, heard: bool) -> bool:
-        """Return whether this is what would decide the incident; ``heard`` says that it failed
-        here, just now.
-        """
-        if heard and self.of_a_log:
+    def fits(self, incident: Incident, *, is_live: bool) -> bool:
+        """Return whether this would decide the incident; ``is_live`` means a live run."""
+        if is_live and self.of_a_log:
             return False
         told = (
             (self.kinds, incident.kind),
@@ -59,7 +55,7 @@ class MissingRow:
 
 
 def read_missing(raw: dict[str, Any], path: Path) -> list[MissingRow]:
-    """Read the file. Raises RuleError for a mistake in it."""
+    """Read the file; raises RuleError for a mistake in it."""
     table = Table(raw, path, "", "missing_file")
     return [
         MissingRow(
@@ -74,30 +70,28 @@ def read_missing(raw: dict[str, Any], path: Path) -> list[MissingRow]:
     ]
 
 
-def what_is_missing(
-    incident: Incident, rows: tuple[MissingRow, ...], *, heard: bool
+def find_missing(
+    incident: Incident, rows: tuple[MissingRow, ...], *, is_live: bool
 ) -> Missing | None:
-    """Return what would decide an incident whose first cause is unknown, None for any other or
-    where no row fits.
+    """Return what would decide an incident with an unknown first cause, or None.
 
     Args:
         incident: a failure with its causes.
-        rows: the rows in force, the first that fits counts.
-        heard: whether it failed here, just now, and not in a log that may be a part.
+        rows: the rows; the first match counts.
+        is_live: whether it failed in a live run, not in a log that may be incomplete.
     """
     if incident.causes and incident.causes[0].id != "unknown":
         return None
-    return next((row.missing for row in rows if row.fits(incident, heard=heard)), None)
+    return next((row.missing for row in rows if row.fits(incident, is_live=is_live)), None)
 
 
-# What a message says in a wording that no signature has: observe/unrecognized.py reads the lines
-# that hold one of these.
+# Out-of-memory words without a signature: scan/generic_failures.py reads lines with one of these.
 UNRECOGNIZED: Final = (
     "out of memory", "out-of-memory", "Out of memory", "Out of Memory", "Out Of Memory", "OUT OF MEMORY", "OutOfMemory", "MemoryError",
     "out of GPU memory", "out of CUDA memory", "out of device memory", "out of host memory", "out of system memory",
 )  # fmt: skip
-# What an engine prints above the exception that ended one of its processes:
-# observe/engine_errors.py reads what follows.
+# Engines print these lines above the exception that ended a process: scan/engine_errors.py reads
+# what follows.
 ENGINE_ENDS: Final = (
     "EngineCore failed to start", "EngineCore encountered a fatal error", "EngineCore hit an exception", "Process EngineCore",
     ("WorkerProc "
@@ -111,7 +105,7 @@ ENGINE_ENDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All signatures and rules in force."""
+    """Hold all signatures and rules."""
 
     signatures: tuple[Signature, ...]
     rules: tuple[Rule, ...]
@@ -121,8 +115,9 @@ class RuleSet:
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures, the words of other out-of-memory messages and of an
-        engine's end, each once, sorted.
+        """Return all anchors, sorted and unique.
+
+        They are the signatures' anchors, other out-of-memory words, and words of an engine's end.
         """
         own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
         return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
@@ -133,9 +128,7 @@ class RuleSet:
 
 
 def shipped_root() -> Path:
-    """Return the folder of the shipped rules: inside the wheel, or at the top of a
-    source checkout.
-    """
+    """Return the folder of the shipped rules, in the wheel or the source checkout."""
     inside = Path(__file__).with_name("shipped")
     if inside.is_dir():
         return inside
@@ -145,17 +138,16 @@ def shipped_root() -> Path:
 def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     """Load the shipped rules, then the user's folders.
 
-    A user's rule is added, or replaces the shipped rule of the same code; a user's signature is
-    added. Every mistake names its file, key, line and, where something similar is known, what was
-    probably meant.
+    A user's rule replaces the shipped rule of the same code, or is added; a user's signature is
+    added. Every mistake names its file, key and line, and a similar valid name if there is one.
 
     Args:
-        extra: the user's folders; every ``.toml`` file below them is read.
-        check: compile the shipped patterns and conditions now, and not on first use; a user's are
-            always compiled here.
+        extra: the user's folders; oomguard reads every ``.toml`` file below them.
+        check: compile the shipped patterns and conditions now, not on first use. A user's are
+            always compiled now.
 
     Raises:
-        RuleError: the first file that cannot be used, or a folder that does not exist.
+        RuleError: a file is invalid (the first one), or a folder does not exist.
     """
     signatures: list[Signature] = []
     rules: dict[str, Rule] = {}
@@ -172,9 +164,9 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
             expression = compile_expression
         if not _is_folder(root):
             raise RuleError(
-                "no such folder of rules",
+                "there is no such folder of rules",
                 path=str(root),
-                hint="--rules takes a folder of .toml files",
+                hint="--rules needs a folder of .toml files",
             )
         seen: dict[str, str] = {}
         paths = sorted(root.rglob("*.toml"), key=attrgetter("parts"))
@@ -187,7 +179,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 rule = read_rule(table, path, expression)
                 if rule.code in seen:
                     raise RuleError(
-                        f"code {rule.code} is taken by {seen[rule.code]}",
+                        f"code {rule.code} is already used by {seen[rule.code]}",
                         path=str(path),
                         key="code",
                     )

@@ -1,6 +1,4 @@
-"""One table of a rule file, checked against the keys it may have: each mistake names file, key and
-line.
-"""
+"""Check the tables of a rule file: each mistake names file, key and line."""
 
 from __future__ import annotations
 
@@ -14,21 +12,21 @@ from oomguard.core.errors import RuleError
 from oomguard.core.files import read_regular
 from oomguard.rules.expressions import Expression, suggestion
 
-# The keys that each table of a rule file may have: their type, and whether they are required.
+# The permitted keys of each table: their type, and whether they are required.
 #
-# A nested table has a row of its own; any key not listed here is a mistake.
+# A nested table has its own row; any key not listed here is a mistake.
 
 SCHEMA: Final = 1
 
 
 class Key(NamedTuple):
-    """What one key holds."""
+    """Describe the value of one key."""
 
     type: type | tuple[type, ...]
     required: bool = False
 
 
-# Which failures a row of the table of actions is for.
+# Selects the failures of a row in the table of actions.
 _WHERE: Final = {
     name: Key(list) for name in ("kinds", "causes", "frameworks", "phases", "when", "unknown")
 }
@@ -169,9 +167,9 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_KEY_PARTS: Final = 20
-_SHOWN_CHARS: Final = 300  # of a mistake: a hostile file's text is not printed back whole
-# The TOML library's time grows with the square of a dotted key's parts, so such a key is refused
-# unread.
+_SHOWN_CHARS: Final = 300  # of a mistake, so that a hostile file's text is not printed in full
+# The TOML library's time grows with the square of a dotted key's parts, so oomguard rejects such a
+# key unread.
 _KEY_PART: Final = r"""(?:[\w-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')[ \t]*+"""
 _DEEP_KEY: Final = re.compile(
     rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+){{{MAX_KEY_PARTS}}}"
@@ -179,10 +177,8 @@ _DEEP_KEY: Final = re.compile(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a rule file; raises RuleError for a file that cannot be read or is not
-    TOML.
-    """
-    import tomllib  # a start that finds the shipped rules in the cache does without
+    """Return the tables of a rule file; raises RuleError if it is unreadable or not TOML."""
+    import tomllib  # a start with cached rules does not need it
 
     try:
         text = _text(path)
@@ -190,19 +186,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         if deep is not None:
             at = _place(text, deep.start())
             raise RuleError(
-                f"a dotted key of more than {MAX_KEY_PARTS} parts",
+                f"a dotted key has more than {MAX_KEY_PARTS} parts",
                 path=str(path),
                 line=at[0],
                 column=at[1],
             )
         return tomllib.loads(text)
     except OSError as error:
-        raise RuleError(f"cannot be read: {error.strerror}", path=str(path)) from None
+        raise RuleError(f"cannot read the file: {error.strerror}", path=str(path)) from None
     except UnicodeDecodeError:
         raise RuleError("not UTF-8", path=str(path)) from None
     except RecursionError:
         raise RuleError("nested too deeply", path=str(path)) from None
-    except ValueError as error:  # TOMLDecodeError, and a number with too many digits
+    except ValueError as error:  # TOMLDecodeError, or a number with too many digits
         where = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         line, column = (int(where.group(1)), int(where.group(2))) if where else (None, None)
         if "(at end of document)" in str(error):
@@ -218,18 +214,18 @@ def _text(path: Path) -> str:
 
 @functools.cache
 def _required(schema: str) -> tuple[str, ...]:
-    """Return the keys that a table of this schema must have."""
+    """Return the required keys of a schema."""
     return tuple(name for name, key in KEYS[schema].items() if key.required)
 
 
 class Table:
-    """One table of a file, checked against its keys on construction.
+    """Hold one table of a file and check its keys on construction.
 
     Args:
-        value: the table as the parser returned it.
+        value: the table from the parser.
         path: the file, for messages.
-        key: the dotted path of the table inside the file, "" for the file itself.
-        schema: the row of ``schema.KEYS`` that says which keys it may have.
+        key: the dotted path of the table in the file; "" for the file itself.
+        schema: the row of ``KEYS`` with the permitted keys.
 
     Raises:
         RuleError: an unknown key, a missing one, or a value of the wrong type.
@@ -246,7 +242,7 @@ class Table:
             if name not in known:
                 raise self.error(f"unknown key {name!r}", name, hint=suggestion(name, known))
             expected = known[name].type
-            # bool is an int to Python and not to the author of a rule
+            # Python treats a bool as an int, but the author of a rule does not.
             if not isinstance(entry, expected) or (
                 isinstance(entry, bool) and expected is not bool
             ):
@@ -260,7 +256,7 @@ class Table:
                 raise self.error(f"the key {name!r} is missing")
         if value.get("schema", SCHEMA) != SCHEMA:
             raise self.error(
-                f"schema {value['schema']} is not known to this version, which reads {SCHEMA}",
+                f"schema {value['schema']} is unknown; this version reads schema {SCHEMA}",
                 "schema",
             )
 
@@ -273,11 +269,11 @@ class Table:
         return RuleError(message, path=str(self.path), key=key, line=line, column=column, hint=hint)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value as it is written, ``default`` for an absent key."""
+        """Return a value unchanged, or ``default`` for an absent key."""
         return self.values.get(name, default)
 
     def choice(self, name: str, known: Iterable[str], default: str | None = None) -> str:
-        """Return a text that has to be one of ``known``; raises RuleError for any other."""
+        """Return a text that must be one of ``known``; raises RuleError for any other."""
         value = self.values.get(name, default)
         options = tuple(known)
         if value not in options:
@@ -287,9 +283,10 @@ class Table:
         return str(value)
 
     def choices(self, name: str, known: Iterable[str], what: str) -> tuple[str, ...]:
-        """Return a list of texts that have to be some of ``known``, empty for an absent key.
+        """Return a list of texts that must all be in ``known``; empty for an absent key.
 
-        Raises RuleError for any other, which ``what`` names: a kind, a fact.
+        Raises:
+            RuleError: a text is unknown; ``what`` is its name in the message (a kind, a fact).
         """
         options = tuple(known)
         for value in self.values.get(name, ()):
@@ -300,9 +297,7 @@ class Table:
         return tuple(self.values.get(name, ()))
 
     def tables(self, name: str, schema: str) -> list[Table]:
-        """Return the rows of an array of tables, each checked against ``schema``;
-        raises RuleError.
-        """
+        """Return the rows of an array of tables, each checked; raises RuleError."""
         rows = self.values.get(name, [])
         return [
             Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
@@ -310,9 +305,7 @@ class Table:
         ]
 
     def expressions(self, name: str, make: Callable[..., Expression]) -> tuple[Expression, ...]:
-        """Return a list of conditions; ``make`` turns a text into an expression. Raises
-        RuleError.
-        """
+        """Return a list of conditions, made from texts by ``make``; raises RuleError."""
         if self.key:
             prefix = f"{self.key}."
         else:
@@ -340,10 +333,10 @@ def _place(text: str, position: int) -> tuple[int, int]:
 
 
 def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int | None]:
-    """Find the 1-based line and column of a key in the text, since TOML parsers keep no positions;
-    None if not found.
+    """Find the 1-based line and column of a key in the text, or None if not found.
 
-    In an array of tables (``fix[1]``) the search begins at that table's own header.
+    TOML parsers do not report positions. In an array of tables (``fix[1]``) the search begins at
+    that table's own header.
     """
     if name is None:
         return None, None

@@ -1,7 +1,6 @@
-"""Signatures: what engines print when they fail, and what they print before; one file a message,
-read to frozen records.
+"""Read signatures: the messages of engines before and at a failure; one file per message.
 
-A file of quotations says how a text shows that it quotes an error and does not report one.
+A file of quotations describes texts that only quote an error.
 """
 
 from __future__ import annotations
@@ -18,21 +17,20 @@ from oomguard.rules.expressions import suggestion
 from oomguard.rules.pattern import LazyPattern
 from oomguard.rules.schema import Table
 
-# How a line may say that an engine ended; what each means: observe/ending.py.
+# How a line may say that an engine ended; scan/engine_errors.py has the meaning of each.
 ENDS: Final = ("died", "failing", "gone", "stopping", "told")
 _QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "below", "page")
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One wording of a message: a literal that the scanner looks for, then a pattern with the facts
-    as groups.
+    """Describe one wording of a message: a literal anchor, and a pattern whose groups are facts.
 
-    A ``near`` wording speaks only of the failure beside it (a traceback's frame), any other of all
-    that follows. ``starts`` marks an engine's start. A wording may have a kind or a framework of
-    its own: one allocator prints for several devices. ``key`` is where in its file the pattern
-    stands. ``ends`` is how the line says that its engine ended, ``role`` the only kind of process
-    whose line says it.
+    A ``near`` wording describes only the failure next to it (a traceback's frame); any other
+    describes everything that follows. ``starts`` marks an engine's start. A wording may have its
+    own kind or framework, because one allocator prints for several devices. ``key`` is the
+    pattern's position in its file. ``ends`` is how the line reports the end of its engine; ``role``
+    is the only kind of process whose line counts.
     """
 
     anchor: str
@@ -52,14 +50,19 @@ class Wording:
 
 @dataclass(frozen=True, slots=True)
 class Quotation:
-    """How a text shows that it quotes an error and does not report one.
+    """Describe a text that quotes an error without reporting one.
 
-    ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on
-    it before the message's own words, ``lead`` what stands before the exception's name, ``around``
-    the line with a null character in the message's place, ``raw`` the line as it was printed,
-    ``above`` the lines before it, ``below`` those after it, ``page`` all of these as they were
-    printed, with a null character before and behind the line. A message with ``below_facts``
-    figures or more is a report whatever stands around it.
+    ``part`` is the text to search:
+
+    - ``line``: the line without its prefix.
+    - ``before``: the part of it before the message's own words.
+    - ``lead``: the part before the exception's name.
+    - ``around``: the line with a null character instead of the message.
+    - ``raw``: the line as printed.
+    - ``above`` and ``below``: the lines before or after it.
+    - ``page``: all of these as printed, with a null character before and after the line.
+
+    A message with ``below_facts`` numbers or more is always a report.
     """
 
     name: str
@@ -72,13 +75,11 @@ class Quotation:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What was printed: a failure of one kind, or (``kind`` is None) a line that only carries
-    facts.
+    """Describe a printed message: a failure of one kind, or a line with facts (``kind`` is None).
 
-    ``clauses`` are parts of the message that come and go with version and platform, each read by
-    itself wherever it stands behind the wording. ``wraps`` names kinds that this message only
-    passes on, and whose facts it takes over. ``becomes`` maps a phase to the kind that the same
-    words have in it.
+    ``clauses`` are parts of the message that depend on version and platform. Each is searched
+    separately after the wording. ``wraps`` lists kinds that this message only passes on; it takes
+    over their facts. ``becomes`` maps a phase to the kind that the same words have in it.
     """
 
     path: str
@@ -93,18 +94,20 @@ class Signature:
 
     @property
     def name(self) -> str:
-        """Framework and file name, as the terminal and the evidence name a signature."""
+        """Return framework and file name, the signature's name in outputs."""
         return f"{self.framework}/{Path(self.path).stem}"
 
 
 def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Signature:
-    """Read one signature file; ``make`` turns a pattern's text into a pattern. Raises RuleError for
-    a mistake in it.
+    """Read one signature file; ``make`` turns a pattern's text into a pattern.
+
+    Raises:
+        RuleError: the file has a mistake.
     """
     table = Table(raw, path, "", "signature")
     context = bool(table.get("context", False))
     if context == ("kind" in raw):
-        raise table.error("exactly one of kind and context = true says what the file is", "kind")
+        raise table.error("give exactly one of kind and context = true", "kind")
     return Signature(
         path=str(path),
         kind=None if context else table.choice("kind", KINDS),
@@ -121,17 +124,17 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
 
 
 def _tests(table: Table, make: Callable[..., Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the file's own tests; those of a shipped file are checked where they are run, not at
-    each start.
-    """
+    """Return the file's own tests; for a shipped file they are checked when they run."""
     if make is LazyPattern:
         return tuple(table.get("test", ()))
     return tuple(test.values for test in table.tables("test", "signature test"))
 
 
 def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
-    """Read a file of quotations; ``make`` as in ``read_signature``. Raises RuleError for a mistake
-    in it.
+    """Read a file of quotations; ``make`` as in ``read_signature``.
+
+    Raises:
+        RuleError: the file has a mistake.
     """
     table = Table(raw, path, "", "quotations")
     return [
@@ -183,9 +186,9 @@ def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Word
 
 
 def _anchors(row: Table) -> list[str]:
-    """Return the literals of which every match holds one: ``anchor``, or several as ``anchors``."""
+    """Return the literals of a row; every match contains one of them."""
     if ("anchor" in row.values) == ("anchors" in row.values):
-        raise row.error("exactly one of anchor and anchors")
+        raise row.error("give exactly one of anchor and anchors")
     if "anchors" in row.values:
         name = "anchors"
     else:
@@ -193,7 +196,7 @@ def _anchors(row: Table) -> list[str]:
     anchors = row.get("anchors", [row.get("anchor")])
     for anchor in anchors:
         if not isinstance(anchor, str) or not anchor.strip() or "\n" in anchor:
-            raise row.error("an anchor is a non-empty literal on one line", name)
+            raise row.error("an anchor must be a non-empty literal on one line", name)
     return list(anchors)
 
 

@@ -1,7 +1,7 @@
-"""Find where a block of bytes holds an anchor of any signature: one pass for all anchors at once.
+"""Find anchors in a block of bytes: one pass for the anchors of all signatures.
 
-The multi-pattern library (hyperscan) has wheels for Linux on x86-64 only; elsewhere a slower, plain
-scanner finds the same places. A test holds that the two agree.
+The multi-pattern library (hyperscan) has wheels only for Linux on x86-64. Elsewhere a slower
+scanner in Python finds the same positions. A test checks that both agree.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Final, Protocol
 
 from oomguard.core.files import cache_file, write_cache
 
-# Which of many literals a line holds, by three of their characters.
+# A trigram index finds the literals in a line.
 #
-# A short input is not worth a search automaton (anchors.py), and asking a line for each of some
-# hundred literals takes longer than all the rest. A line has one set of threes; a literal is looked
-# for only where its own is among them. Its own is the first that begins with a character which few
-# lines hold, else the one in its middle.
+# For a short input a search automaton is not worth its start-up time, and a search for each of some
+# hundred literals takes longer than everything else. A line has one set of trigrams, and a literal
+# needs a search only if the set contains its own. Its own is the first that begins with a rare
+# character, or else the one in its middle.
 
 _THREE: Final = 3
 _RARE: Final = re.compile(r"[A-Zjqxz_/(\[\]=:\\*]..|[kvwyfb][^aeiou ].")
 
 
 class AnchorIndex:
-    """Literals by three characters of each; those that are shorter are looked for in every line."""
+    """Index literals by one trigram each; every line is searched for shorter literals."""
 
     def __init__(self, literals: tuple[str, ...]) -> None:
         self._by_three: dict[str, list[str]] = {}
@@ -41,7 +41,7 @@ class AnchorIndex:
                 self._by_three.setdefault(_own_three(literal), []).append(literal)
 
     def inside(self, text: str) -> list[str]:
-        """Return the literals that a text holds, in no particular order."""
+        """Return the literals in a text, in any order."""
         found = [literal for literal in self._short if literal in text]
         by_three = self._by_three
         for three in {text[at : at + _THREE] for at in range(len(text) - _THREE + 1)}:
@@ -60,48 +60,44 @@ def _own_three(literal: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def anchor_index(literals: tuple[str, ...]) -> AnchorIndex:
-    """Return the index of these literals, made once."""
+    """Return the index of these literals, built once."""
     return AnchorIndex(literals)
 
 
-# Between two words of an anchor: a space, or a line break with the marks of a document or a comment
-# around it. Narrow on purpose: the multi-pattern library is twice as slow with unbounded white
+# Between two words of an anchor: a space, or a line break with the marks of a document or a
+# comment. It is narrow because the multi-pattern library is twice as slow with unbounded white
 # space.
 GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
-# The same in a text of which no line break has anything around it, and what tells that one has:
-# half as slow again.
+# The same for a text whose line breaks have nothing around them, and the check for that. The check
+# costs half of the time.
 _BARE_GAP: Final = rb"(?: |\n|\\n)"
 _MARKED_BREAK: Final = rb"[ \r]\n|\n[ \t#>|*]"
-# What the plain finder makes alike: digits and the letters of hexadecimal numbers.
+# The Python finder treats these characters as equal: digits and hexadecimal letters.
 _HEXADECIMAL: Final = b"0123456789abcdefABCDEF"
 _ALIKE: Final = bytes.maketrans(_HEXADECIMAL, b"0" * len(_HEXADECIMAL))
-# So many shapes of lines are remembered, of lines that are not longer than this.
+# The finder caches this many line shapes, of lines up to this length.
 _MAX_SHAPES: Final = 50_000
 _MAX_SHAPE_BYTES: Final = 2000
-_GAP_BYTES: Final = 11  # GAP matches no more
+_GAP_BYTES: Final = 11  # the maximum length of GAP
 _FEW_LINES: Final = 2000
 
 
 class Finder(Protocol):
-    """Finds where anchors end in a block; ``name`` says which library looks."""
+    """Find the ends of anchors in a block; ``name`` is the library."""
 
     name: str
 
     def ends(self, block: bytes | memoryview) -> list[int]:
-        """Return the offset behind each anchor found, in rising order."""
+        """Return the offset after each found anchor, in ascending order."""
         ...
 
     def holds(self, block: bytes | memoryview) -> bool:
-        """Return whether the block holds an anchor; quicker than ``ends``, since the first one is
-        enough.
-        """
+        """Return whether the block contains an anchor; faster than ``ends``."""
         ...
 
 
 def flexible(anchor: str) -> bytes:
-    """Return an anchor as a pattern over bytes in which each space, or row of spaces, may be a line
-    break.
-    """
+    """Return an anchor as a pattern over bytes in which spaces may be a line break."""
     return _joined(anchor.strip())
 
 
@@ -121,15 +117,15 @@ def finder(anchors: Iterable[str], *, plain: bool = False) -> Finder:
     """Return the fastest finder.
 
     Args:
-        anchors: the literals to look for.
-        plain: ask for the finder without a library.
+        anchors: the literals to search for.
+        plain: whether to use the finder without a library.
     """
     wanted = tuple(sorted(set(anchors)))
     if not plain and fast_scanning():
         try:
             return _fast(wanted)
         except Exception:  # noqa: BLE001
-            # a processor without SSSE3, a broken wheel: the plain finder does the same job
+            # A processor without SSSE3 or a broken wheel: the Python finder does the same job.
             return _plain(wanted)
     return _plain(wanted)
 
@@ -145,8 +141,9 @@ def _plain(anchors: tuple[str, ...]) -> Finder:
 
 
 class _FastFinder:
-    """All anchors in one automaton of hyperscan, and in a quicker one for blocks whose lines begin
-    at their first column.
+    """Search with hyperscan: one automaton for all anchors.
+
+    A faster automaton handles blocks whose lines begin in the first column.
     """
 
     name = "hyperscan"
@@ -158,7 +155,8 @@ class _FastFinder:
         self._any = functools.cache(
             lambda: _Automaton(patterns)
         )  # loaded for the first block that needs it
-        self._marked = False  # the block before had a marked break, so this one will
+        # if the previous block had a marked break, this one probably has one too
+        self._marked = False
 
     def ends(self, block: bytes | memoryview) -> list[int]:
         if not self._marked:
@@ -174,21 +172,20 @@ class _FastFinder:
 
 
 class _Automaton:
-    """Patterns that hyperscan compiled, kept between runs, and whether a block has a
-    marked break.
-    """
+    """Hold the patterns that hyperscan compiled; they are cached between runs."""
 
     def __init__(self, patterns: list[bytes]) -> None:
         import hyperscan
 
-        self._one_at_a_time = threading.Lock()  # the library's scratch memory serves one scan
+        # the library's scratch memory serves one scan at a time
+        self._one_at_a_time = threading.Lock()
         self._ended = hyperscan.ScanTerminated
         self._mark = len(patterns)
         kept = cache_file("anchors-{}.hsdb", _cache_key(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
         except Exception:  # noqa: BLE001
-            # not cached yet, of another processor, or damaged: compile it
+            # If the cache is missing, damaged or from another processor, compile again.
             self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
             self._database.compile(
                 expressions=[*patterns, _MARKED_BREAK],
@@ -200,8 +197,9 @@ class _Automaton:
         self._database.scratch = hyperscan.Scratch(self._database)
 
     def scan(self, block: bytes | memoryview, *, first: bool = False) -> tuple[set[int], bool]:
-        """Return where anchors end, and whether a line break is marked; with ``first`` stop at the
-        first anchor.
+        """Return the ends of anchors, and whether a line break is marked.
+
+        With ``first`` the scan stops at the first anchor.
         """
         found: set[int] = set()
         marked = False
@@ -220,9 +218,7 @@ class _Automaton:
 
 
 def _cache_key(patterns: list[bytes]) -> list[bytes]:
-    """Return the key of the cached automaton, which takes longer to compile than a short log takes
-    to read.
-    """
+    """Return the cache key of the automaton, whose compilation takes longer than a short log."""
     import platform
 
     import hyperscan
@@ -232,13 +228,12 @@ def _cache_key(patterns: list[bytes]) -> list[bytes]:
 
 
 class _PlainFinder:
-    """Without a library: looks once at each shape of line, because a long log repeats the same few
-    shapes.
+    """Search without a library: check each line shape once, because long logs repeat shapes.
 
-    The shape of a line is the line with all digits and hexadecimal letters made alike: times,
-    counters and request numbers no longer differ. If an anchor is in a line, the shape of the
-    anchor is in the shape of the line, so the bytes of a line are searched only if its shape may
-    hold an anchor, or ends in the first words of one that may go on in the next line.
+    A line's shape replaces all digits and hexadecimal letters with one character, so times,
+    counters and request numbers no longer differ. If a line contains an anchor, its shape contains
+    the anchor's shape. So the finder searches a line only if its shape may contain an anchor, or
+    ends with the first words of one that may continue in the next line.
     """
 
     name = "plain"
@@ -248,13 +243,13 @@ class _PlainFinder:
         self._words: dict[bytes, list[bytes]] = {}
         self._by_shape: dict[str, list[bytes]] = {}
         self._by_last_byte: dict[int, list[tuple[bytes, bytes]]] = {}  # the first words of anchors
-        self._reach_bytes = 0  # behind the line in which an anchor begins
+        self._reach_bytes = 0  # after the line in which an anchor begins
         for anchor in anchors:
             self._add(anchor)
         self._inside = anchor_index(tuple(self._by_shape)).inside
         self._candidates: dict[
             bytes, tuple[bytes, ...]
-        ] = {}  # of the shapes that may hold or begin an anchor
+        ] = {}  # shapes that may contain or begin an anchor
         self._harmless: set[bytes] = set()
 
     def _add(self, anchor: str) -> None:
@@ -272,13 +267,13 @@ class _PlainFinder:
     def ends(self, block: bytes | memoryview) -> list[int]:
         block = bytes(block)
         shapes = block.translate(_ALIKE).split(b"\n")
-        shapes[-1] += b"\n"  # nothing of this block follows it, so no anchor goes on behind it
+        shapes[-1] += b"\n"  # the block ends here, so no anchor continues
         judged = {shape: self._judge(shape) for shape in set(shapes) - self._harmless}
         wanted = {shape: anchors for shape, anchors in judged.items() if anchors}
         numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
         if (
             len(numbers) > _FEW_LINES
-        ):  # looking into each would take longer than looking for words in the whole block
+        ):  # checking each would take longer than searching the whole block
             possible = set(chain.from_iterable(wanted.values()))
             absent = {
                 anchor
@@ -305,7 +300,7 @@ class _PlainFinder:
         return bool(self.ends(block))
 
     def _judge(self, shape: bytes) -> tuple[bytes, ...]:
-        """Return the anchors that a line of this shape may hold or begin, and remember them."""
+        """Return the anchors that a line of this shape may contain or begin, and cache them."""
         known = self._candidates.get(shape)
         if known is not None:
             return known
@@ -338,9 +333,7 @@ class _PlainFinder:
 def _ends_of(
     pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, limit: int
 ) -> Iterator[int]:
-    """Yield where the pattern ends, before ``limit``, if it begins from ``start`` up to
-    ``stop``.
-    """
+    """Yield the ends of matches that begin in ``start`` to ``stop`` and end before ``limit``."""
     match = pattern.search(block, start, limit)
     while match and match.start() < stop:
         yield match.end()

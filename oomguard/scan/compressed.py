@@ -1,8 +1,7 @@
-"""Read gzip, zstd, xz and bzip2 as the bytes inside them, in constant memory; the first bytes tell
-the format.
+"""Read gzip, zstd, xz and bzip2 in constant memory, recognized by their first bytes.
 
-Damaged data is read as far as it goes, and ``damage`` then says so: nothing is raised in the middle
-of a log.
+The reader returns as much of damaged data as possible and sets ``damage``. It does not raise in the
+middle of a log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _XZ_MEMORY_BYTES: Final = 100 << 20
 
 
 class _Member(Protocol):
-    """One compressed unit; a file may hold several, one after the other."""
+    """Unpack one compressed unit; a file may have several in a row."""
 
     @property
     def eof(self) -> bool: ...
@@ -56,13 +55,13 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         text = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
-        # More may follow a full output even if no input is left.
+        # A full output may continue even without further input.
         self.needs_input = len(text) < max_length
         return text
 
 
 class _Zstd:
-    """Unpacks all of its input at once: ``Format.piece_bytes`` keeps that small."""
+    """Unpack all input at once; ``Format.piece_bytes`` limits its size."""
 
     needs_input = True
 
@@ -85,8 +84,9 @@ class _Zstd:
 
 @dataclass(frozen=True, slots=True)
 class CompressedFormat:
-    """One compressed format: its first bytes, and how many packed bytes may be unpacked at once
-    (``piece_bytes``).
+    """Describe one compressed format by its first bytes.
+
+    ``piece_bytes`` is the number of packed bytes to unpack at once.
     """
 
     name: str
@@ -97,8 +97,8 @@ class CompressedFormat:
     piece_bytes: int = _READ_BYTES
 
 
-# A zstd block of 4 bytes can stand for 128 KiB, and the library does not limit its output: 1 KiB in
-# is 32 MiB out.
+# A zstd block of 4 bytes can represent 128 KiB, and the library does not limit its output: 1 KiB of
+# input becomes 32 MiB.
 FORMATS: Final = (
     CompressedFormat("gzip", (".gz", ".tgz"), b"\x1f\x8b\x08", re.compile(rb"\x1f\x8b\x08"), _Gzip),
     CompressedFormat(
@@ -124,7 +124,7 @@ FORMATS: Final = (
         bz2.BZ2Decompressor,
     ),
 )
-# What is refused: (name, suffix, first bytes, the command that unpacks it to standard output).
+# Rejected archives: (name, suffix, first bytes, a command that unpacks it to standard output).
 _ARCHIVES: Final = (
     ("a zip archive", ".zip", b"PK\x03\x04", "unzip -p"),
     ("a 7z archive", ".7z", b"7z\xbc\xaf\x27\x1c", "7z x -so"),
@@ -135,10 +135,12 @@ _ARCHIVES: Final = (
 
 
 def format_of(head: bytes, name: str = "") -> CompressedFormat | None:
-    """Return the format that the first ``HEAD_BYTES`` bytes tell, None for plain text.
+    """Return the format of the first ``HEAD_BYTES`` bytes, or None for plain text.
 
-    The name counts only if the file is too short to tell. Raises InputError for an archive that
-    oomguard does not read.
+    The name counts only if the file is too short.
+
+    Raises:
+        InputError: it is an archive that oomguard does not read.
     """
     for form in FORMATS:
         cut = (
@@ -151,15 +153,16 @@ def format_of(head: bytes, name: str = "") -> CompressedFormat | None:
     for what, suffix, begins, command in _ARCHIVES:
         if head.startswith(begins) and name.endswith(suffix):
             raise InputError(
-                f"{name}: is {what}, which is not read",
+                f"{name}: oomguard does not read {what}",
                 hint=f"{command} FILE | oomguard diagnose -",
             )
     return None
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes inside a compressed stream; ``damage`` says why they ended early, None if they did
-    not.
+    """Provide the bytes in a compressed stream.
+
+    ``damage`` is the reason why they ended early, or None.
     """
 
     def __init__(self, packed: IO[bytes], form: CompressedFormat, name: str) -> None:
@@ -175,7 +178,7 @@ class Unpacked(io.RawIOBase):
         self.damage: str | None = None
 
     def readable(self) -> bool:
-        """Return True, as ``io`` asks of a stream for reading."""
+        """Return True, because the stream is for reading."""
         return True
 
     def close(self) -> None:
@@ -185,9 +188,7 @@ class Unpacked(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer and return how many bytes came: 0 at the end, or if the rest
-        is damaged.
-        """
+        """Fill the buffer and return the number of bytes, 0 at the end or at damaged data."""
         view = memoryview(buffer).cast("B")
         filled = 0
         while filled < len(view):
@@ -203,7 +204,7 @@ class Unpacked(io.RawIOBase):
         return filled
 
     def _unpack(self) -> bytes:
-        """Return the next unpacked bytes, none at the end."""
+        """Return the next unpacked bytes, or nothing at the end."""
         while not self._ended:
             try:
                 if self._member.needs_input:
@@ -218,7 +219,7 @@ class Unpacked(io.RawIOBase):
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001
-                # four libraries raise errors of four families
+                # The four libraries raise errors of four families.
                 self._end(f"is damaged ({error})")
                 break
             if text:
@@ -236,9 +237,7 @@ class Unpacked(io.RawIOBase):
         return piece
 
     def _begin_next(self) -> None:
-        """Begin the next member after one has ended; skip padding, and end at bytes that belong to
-        nothing.
-        """
+        """Begin the next member, skipping padding; stop at unrelated bytes."""
         self._input = self._member.unused_data + self._input[self._at :]
         self._at = 0
         while not self._source_ended:
@@ -258,8 +257,8 @@ class Unpacked(io.RawIOBase):
     def _end(self, what: str) -> None:
         self._ended = True
         self.damage = (
-            f"the {self._form.name} data {what}: {self._size_bytes} unpacked bytes were read "
-            "before that"
+            f"the {self._form.name} data {what}; oomguard read {self._size_bytes} "
+            "unpacked bytes before that"
         )
 
 

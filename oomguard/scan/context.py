@@ -1,5 +1,6 @@
-"""What the lines that tell no failure say of the engine: settings, memory figures, phases; by
-process and by start.
+"""Collect what the engine printed outside failures, by process and start.
+
+These are settings, memory numbers and phases.
 """
 
 from __future__ import annotations
@@ -16,55 +17,51 @@ from oomguard.core.settings import SETTING_FACTS
 from oomguard.scan.effective_settings import ECHO_ANCHOR, Echo, read_echo
 from oomguard.scan.pattern_search import Hit
 
-# How an engine ended, as its own log tells: it died, its front found it gone, or it was told to
-# stop.
+# An engine's own log reports its end in one of five ways:
 #
-# A wording tells one of five:
-#
-# - ``died``: the engine itself says so.
-# - ``failing``: it lost a part, at work or while starting, and does not tell what becomes of the whole.
-# - ``gone``: its front says so, also of an engine that ended with its program.
-# - ``stopping``: it stops in good order.
-# - ``told``: someone asked it to stop.
+# - ``died``: the engine itself reports it.
+# - ``failing``: it lost a part while running or starting; the outcome is open.
+# - ``gone``: its front end reports it, even for an engine that ended with its program.
+# - ``stopping``: it stops normally.
+# - ``told``: someone requested the stop.
 
 
 @dataclass(slots=True)
 class EngineEnd:
-    """How one start of an engine has ended so far; ``death`` is None as long as no line tells one.
+    """Track how one start of an engine ended; ``death`` is None without a line about it.
 
-    ``missed`` says that a serving front found the engine gone, ``told_line`` where it was asked to
-    stop while it lived.
+    ``missed`` means that a serving front end found the engine gone. ``stop_line`` is the line of a
+    requested stop.
     """
 
     death: Incident | None = None
     missed: bool = False
-    told_line: int | None = None
+    stop_line: int | None = None
     _only_gone: bool = False
     _failing: bool = False
     _stopping: bool = False
 
     def note(self, what: str, evidence: Evidence, process: str | None, framework: str) -> None:
-        """Take one line that tells of the end; a line after a stop belongs to the stop and tells no
-        death.
+        """Add one line about the end; after a stop request a line is not a death.
 
         Args:
-            what: one of the five.
-            evidence: the line as it was printed.
-            process: the process that printed it.
+            what: one of the five ways.
+            evidence: the line as printed.
+            process: the process that printed it; None if unknown.
             framework: the engine.
         """
         if what == "told" and self._only_gone:
             self.death, self._only_gone = (
                 None,
                 False,
-            )  # a stop reaches engine and front at once: either may print first
+            )  # a stop reaches engine and front end at once, so either may print first
         if what == "failing":
             self._failing = True
-        # What is left of a failing engine stops in good order, which is no stop of the engine.
+        # The rest of a failing engine stops normally, which is not a stop of the engine.
         if what == "told" or (what == "stopping" and not self._failing):
             self._stopping = self._stopping or self.death is None
-        if what == "told" and self.death is None and self.told_line is None:
-            self.told_line = evidence.line
+        if what == "told" and self.death is None and self.stop_line is None:
+            self.stop_line = evidence.line
         if what not in {"died", "gone"}:
             return
         self.missed = self.missed or (what == "gone" and not self._stopping)
@@ -75,26 +72,24 @@ class EngineEnd:
             )
             self._only_gone = what == "gone"
 
-    def was_told_before(self, line: int) -> bool:
-        """Return whether it had been asked to stop before that line: what fails of its end then is
-        no death.
-        """
-        return self.told_line is not None and self.told_line < line
+    def was_stop_requested_before(self, line: int) -> bool:
+        """Return whether a stop was requested before that line; later failures are not a death."""
+        return self.stop_line is not None and self.stop_line < line
 
     def of(self, start: int) -> Incident | None:
-        """Return the death as an incident of this start, None if no line tells one."""
+        """Return the death as an incident of this start, or None if no line reports one."""
         if self.death is None:
             return None
         return replace(self.death, start=start)
 
 
-# A traceback's frames stand before its message, within this many lines; a summary may name them
-# just behind.
+# A traceback's frames are within this many lines before its message. A summary may name them
+# directly after it.
 NEAR_BEFORE_LINES: Final = 250
 NEAR_AFTER_LINES: Final = 12
 MAX_NEAR: Final = 400
 MAX_SLEEPS: Final = 6
-# Of several frames near one failure the most telling one gives the phase: the first in this order.
+# Among several frames near a failure, the first phase in this order wins.
 PHASE_RANK: Final = (
     "wake_up",  # a trainer wakes the engine
     "training",
@@ -108,7 +103,7 @@ PHASE_RANK: Final = (
     "prefill",
     "decode",
 )
-# Who prints a message without being the engine that runs the model.
+# These print messages but are not the engine that runs the model.
 NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
 _PID: Final = re.compile(r" ?pid=\d+")
@@ -119,7 +114,7 @@ ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
 _ALONE: Final = frozenset({"EngineCore", "APIServer"})
-# What the user decided outlives an engine's start; what the engine measured does not.
+# A user's decisions apply to the engine's next start, but its measurements do not.
 _DECIDED: Final = frozenset(SETTING_FACTS.values()) | {
     "speculative",
     "multimodal",
@@ -127,16 +122,14 @@ _DECIDED: Final = frozenset(SETTING_FACTS.values()) | {
     "lora",
     "device_share_ratio",
 }
-# Of these what no list of the user's settings holds.
+# No list of the user's settings contains these.
 _UNLISTED: Final = frozenset({"device_share_ratio"})
-# Figures that a start prints once its KV cache stands.
+# A start prints these numbers once its KV cache exists.
 _SERVES: Final = frozenset({"kv_cache_capacity_tokens", "kv_cache_blocks"})
 
 
 def role(process: str | None) -> str | None:
-    """Return what a process is (``Worker`` for ``Worker_TP3 pid=2081``), None for a process without
-    a name.
-    """
+    """Return the role of a process (``Worker`` for ``Worker_TP3 pid=2081``), or None."""
     if process:
         found = _ROLE.match(process)
     else:
@@ -147,13 +140,14 @@ def role(process: str | None) -> str | None:
 
 
 def _unnumbered(process: str | None) -> str | None:
-    """Return a process's name without its number, as its successor after a restart is named."""
+    """Return a process's name without its number, which a restart changes."""
     return process and _PID.sub("", process)
 
 
 def related(one: str | None, other: str | None) -> bool:
-    """Return whether what one process prints can speak of another: not between two ranks, nor two
-    data-parallel replicas.
+    """Return whether a line of one process can describe another.
+
+    It cannot between two ranks or two data-parallel replicas.
     """
     if one is None or other is None or one == other:
         return True
@@ -163,9 +157,7 @@ def related(one: str | None, other: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A line that speaks only of the failure beside it: a traceback's frame, a clause
-    of a report.
-    """
+    """Hold a line that describes only the failure next to it: a frame, a report's clause."""
 
     line: int
     process: str | None
@@ -175,15 +167,13 @@ class Near:
     evidence: Evidence
 
     def of(self, process: str | None) -> bool:
-        """Return whether it may speak of a failure of ``process``."""
+        """Return whether the line may describe a failure of ``process``."""
         return self.process == process or self.process is None or process is None
 
 
 @dataclass(slots=True)
 class Context:
-    """All that one engine start has printed so far; the key None stands for lines that name no
-    process.
-    """
+    """Collect everything that one engine start printed; None is the key for unnamed processes."""
 
     number: int
     first_line: int | None = None
@@ -192,9 +182,7 @@ class Context:
     lines: dict[tuple[str | None, str], Evidence] = field(default_factory=dict)
     settings: dict[str, SettingInForce] = field(default_factory=dict)
     settings_complete: bool = False
-    listed_again: Echo | None = (
-        None  # the same settings once more: a sibling's, or those of a start that follows
-    )
+    listed_again: Echo | None = None  # repeated settings: from a sibling or the next start
     frameworks: dict[str | None, str] = field(default_factory=dict)
     phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
@@ -205,16 +193,16 @@ class Context:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no engine has printed anything of itself in it: a client's lines, a proxy's."""
+        """Return whether no engine printed anything, only a client or a proxy."""
         return not (self.by_process or self.settings or self.announced)
 
     def begun_by(self, hit: Hit, process: str | None, text: str) -> Context | None:
-        """Return the context of the start that a line begins; None if the line belongs to this one.
+        """Return the context of the start that a line begins, or None if it is this one.
 
         Args:
-            hit: what was found in the line.
-            process: that printed it.
-            text: what was printed, from where the hit begins.
+            hit: the match in the line.
+            process: the process that printed it; None if unknown.
+            text: the printed text from the match on.
         """
         if hit.wording.anchor == ECHO_ANCHOR:
             echo = read_echo(text)
@@ -229,22 +217,24 @@ class Context:
         return None
 
     def _is_over_at(self, echo: Echo) -> bool:
-        """Return whether the settings that an engine lists are those of another start: one lists
-        them before it loads anything.
+        """Return whether an engine's list of settings belongs to another start.
+
+        An engine lists them before it loads anything.
         """
         return self.failed or (
             bool(self.phases and self.settings) and echo.complete and echo.settings != self.settings
         )
 
     def is_over(self, hit: Hit, process: str | None) -> bool:
-        """Return whether a line that marks a start begins another one: after a failure, or from a
-        process that replaces one.
+        """Return whether a start line begins another start.
+
+        It does after a failure, or if its process replaces an earlier one.
         """
         if self.failed:
             return True
         key = (hit.wording.anchor, _unnumbered(process))
         known = self.announced.get(key, process)
-        # The processes of a container have the same numbers each time; one process runs one model.
+        # A container's processes have the same numbers each time, and one process runs one model.
         model = hit.facts.get("model")
         own = self.by_process.get(process, {}).get("model")
         if (
@@ -255,8 +245,8 @@ class Context:
             and key in self.announced
         ):
             return known == process
-        # Before a start has measured anything it is not over: a logger may print its first lines
-        # twice.
+        # A start is not over before its first measurement, because a logger may print its first
+        # lines twice.
         measured = any(
             name not in _DECIDED and name != "framework_version"
             for f in self.by_process.values()
@@ -265,10 +255,9 @@ class Context:
         return measured and key in self.announced and (process is None or known != process)
 
     def next(self, echo: Echo | None = None) -> Context:
-        """Return the context of the start that follows: what the user decided stays, what was
-        measured does not.
+        """Return the context of the next start: settings stay, measurements do not.
 
-        ``echo`` is the list of settings that it begins with; where that is whole the start has no
+        ``echo`` is the list of settings that it begins with; if it is complete, the start has no
         others.
         """
         if echo is not None and echo.complete:
@@ -289,9 +278,7 @@ class Context:
         return following
 
     def note(self, hit: Hit, process: str | None, evidence: Evidence) -> Near | None:
-        """Take one line that tells no failure; return it if it speaks only of the failure beside
-        it, else None.
-        """
+        """Add one line that is not a failure; return it if it describes only a nearby failure."""
         line = evidence.line or 0
         wording = hit.wording
         if wording.ends is not None:
@@ -329,10 +316,10 @@ class Context:
 
     @property
     def death(self) -> Incident | None:
-        """The engine's death, None if no line tells one.
+        """Return the engine's death, or None if no line reports one.
 
-        In a log of errors alone only a server's word counts: the program's next start would not be
-        seen in it.
+        In a log of errors alone only a server's line counts, because it would not show the
+        program's next start.
         """
         told = self.by_process or self.settings or self.ending.missed
         if told:
@@ -341,19 +328,20 @@ class Context:
 
     @property
     def stands(self) -> bool:
-        """Whether the start came so far that requests could be served."""
+        """Return whether the start could serve requests."""
         counted = any(_SERVES & facts.keys() for facts in self.by_process.values())
         return counted or any(phase == "decode" for _, phase in self.phases.values())
 
     def note_echo(self, text: str) -> None:
-        """Take the settings that the engine itself listed, if the text is such a list."""
+        """Add the settings that the engine itself listed, if the text is such a list."""
         echo = read_echo(text)
         if echo is not None:
             self.take_echo(echo)
 
     def take_echo(self, echo: Echo) -> None:
-        """Take a list of the engine's settings; a whole one takes the place of what an earlier
-        start listed that loaded nothing.
+        """Add a list of the engine's settings.
+
+        A complete list replaces the one of an earlier start that loaded nothing.
         """
         if self.phases and echo.settings == self.settings:
             self.listed_again = echo
@@ -363,11 +351,11 @@ class Context:
         self.settings_complete = self.settings_complete or echo.complete
 
     def all_facts(self) -> dict[str, Fact]:
-        """Return the facts of all processes, each as last printed."""
+        """Return the latest facts of all processes."""
         return {name: fact for facts in self.by_process.values() for name, fact in facts.items()}
 
     def numbers(self) -> dict[str, float]:
-        """Return the figures of all processes, each as last printed."""
+        """Return the latest numbers of all processes."""
         told = ((name, fact.value) for name, fact in self.all_facts().items())
         return {
             name: value
@@ -376,44 +364,40 @@ class Context:
         }
 
     def facts_for(self, process: str | None) -> dict[str, Fact]:
-        """Return what is known by now of a failure of ``process``: its own lines count over those
-        of others.
-        """
+        """Return the known facts for a failure of ``process``; its own lines win."""
         merged: dict[str, Fact] = {}
-        for facts in self.by_process.values():  # all ranks run under the same settings
+        for facts in self.by_process.values():  # all ranks use the same settings
             merged.update({name: fact for name, fact in facts.items() if name in _DECIDED})
         return merged | self._from_far_to_near(process, self.by_process)
 
     def later_for(self, process: str | None) -> dict[str, Fact]:
-        """Return what was printed after the first incident, for facts that it left open."""
+        """Return facts printed after the first incident that it did not have."""
         return self._from_far_to_near(process, self.later)
 
     def evidence_for(self, process: str | None, name: str) -> Evidence | None:
-        """Return the line that a fact was read from, None if it was read from no line."""
+        """Return the line of a fact, or None if it came from no line."""
         for other in [process, None, *self.by_process]:
             if (related(other, process) or name in _DECIDED) and (other, name) in self.lines:
                 return self.lines[other, name]
         return None
 
     def framework_for(self, process: str | None) -> str | None:
-        """Return the engine that hosts a process, as its lines tell; None if they do not."""
+        """Return the engine of a process by its lines, or None."""
         if role(process) in ENGINE_ROLES:
             return "vllm"
         own = self.frameworks.get(process)
         return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
 
     def phase_for(self, process: str | None) -> str | None:
-        """Return the phase that the start had reached by the last line that told one, None before
-        any.
-        """
+        """Return the phase of the start by the latest line that shows one, or None."""
         told = [at for p, at in self.phases.items() if related(p, process)]
-        if not told and role(process) not in _ALONE:  # ranks go through a start together
+        if not told and role(process) not in _ALONE:  # ranks start together
             told = list(self.phases.values())
         if told:
             return max(told)[1]
         return None
 
-    def beside(
+    def near_frames(
         self,
         first_line: int,
         last_line: int,
@@ -421,14 +405,14 @@ class Context:
         since: int,
         behind: int = NEAR_AFTER_LINES,
     ) -> list[Near]:
-        """Return the frames that belong to a failure printed on these lines.
+        """Return the frames that belong to a failure on these lines.
 
         Args:
-            first_line: of the failure's message.
-            last_line: of the failure's message.
-            process: that failed.
-            since: the last line of the failure before.
-            behind: how many lines behind the message a frame may stand.
+            first_line: the first line of the failure's message.
+            last_line: the last line of the failure's message.
+            process: the failed process; None if unknown.
+            since: the last line of the previous failure.
+            behind: the largest number of lines between the message and a later frame.
         """
         return [
             n
@@ -441,29 +425,28 @@ class Context:
     def _from_far_to_near(
         process: str | None, sources: Mapping[str | None, dict[str, Fact]]
     ) -> dict[str, Fact]:
-        # Loose text first, then other processes in the order of their lines, then its own lines:
-        # the last value counts.
-        order = sorted(
-            sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1
-        )
-        own = {
-            name: fact for p in order if related(p, process) for name, fact in sources[p].items()
-        }
+        # Loose text first, then other processes in line order, then its own lines: the last value
+        # counts.
+        order = sorted(sources, key=lambda p: (p is not None, p == process))
+        own: dict[str, Fact] = {}
+        for other in order:
+            if related(other, process):
+                own.update(sources[other])
         if process is None or not _RANK.fullmatch(process):
             return own
-        # SGLang's first rank prints for all of them; what a device has free is each rank's own.
-        ranks = (p for p in order if p is not None and _RANK.fullmatch(p))
-        shared = {
-            name: f
-            for p in ranks
-            for name, f in sources[p].items()
-            if not name.endswith("_free_bytes")
-        }
+        # SGLang's first rank prints for all of them, but each rank has its own free memory.
+        shared: dict[str, Fact] = {}
+        for rank in order:
+            if rank is None or not _RANK.fullmatch(rank):
+                continue
+            for name, fact in sources[rank].items():
+                if not name.endswith("_free_bytes"):
+                    shared[name] = fact
         return {**shared, **own}
 
 
 def _note_sleep(mine: dict[str, Fact], used: Fact) -> None:
-    """Add to a process's facts what of the device stayed in use after one more sleep."""
+    """Add the memory that stayed in use after one more sleep to a process's facts."""
     if "sleep_used_each" in mine:
         before = str(mine["sleep_used_each"].value).split(", ")
     else:
@@ -473,6 +456,6 @@ def _note_sleep(mine: dict[str, Fact], used: Fact) -> None:
 
 
 def nearest_phase(near: list[Near]) -> str | None:
-    """Return the most telling phase of the frames beside a failure, None if no frame tells one."""
+    """Return the most specific phase of the frames near a failure, or None."""
     told = {n.phase for n in near if n.phase}
     return next((phase for phase in PHASE_RANK if phase in told), None)

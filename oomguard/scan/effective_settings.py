@@ -1,6 +1,4 @@
-"""Which value of a setting is in force, by who states it: the caller, the engine, then a script
-whose flags may be ignored.
-"""
+"""Determine the effective settings: the caller's, the engine's, then a script's flags."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ from oomguard.core.facts import REGISTRY, Fact, FactValue, is_of_type, number_of
 from oomguard.core.incident import SettingInForce
 from oomguard.core.settings import SETTING_FACTS, SETTINGS
 
-# Settings in force as the engine echoes them: vLLM's ``non-default args`` line.
+# vLLM lists its effective settings in the ``non-default args`` line.
 
-# The settings of which a condition may ask whether the user set them.
+# A rule's condition may ask whether the user set these settings.
 _ASKED: Final = tuple(name for name in SETTINGS if f"{name}_set" in REGISTRY)
 _ENTRY = re.compile(
     r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])"
@@ -28,8 +26,9 @@ ECHO_ANCHOR: Final = "non-default args: {"
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The settings of one echo; ``complete`` if its end was seen, so that the user set nothing
-    else.
+    """Hold the settings of one echo.
+
+    ``complete`` means that its end is visible, so the user set nothing else.
     """
 
     settings: dict[str, SettingInForce]
@@ -37,11 +36,10 @@ class Echo:
 
 
 def read_echo(text: str) -> Echo | None:
-    """Read the settings of a ``non-default args`` line, also a wrapped one; None if the text holds
-    no such line.
+    """Parse a ``non-default args`` line, wrapped or not; None without such a line.
 
-    Only plain values are read (numbers, text, True, False, None), and the limits of images and
-    video as JSON; other objects print as ``<...>`` and tell nothing.
+    It reads plain values (numbers, text, True, False, None), and limits of images and video as
+    JSON. Other objects print as ``<...>`` without a value.
     """
     start = text.find(ECHO_ANCHOR)
     if start < 0:
@@ -61,17 +59,16 @@ def read_echo(text: str) -> Echo | None:
 
 
 def _own_choice(name: str, value: FactValue | None) -> FactValue | None:
-    """Return a value, None for one below zero of a known number: by it the engine is told to find
-    the value itself.
-    """
+    """Return a value, or None for a negative number, with which the engine chooses itself."""
     if name in SETTINGS and isinstance(value, (int, float)) and value < 0:
         return None
     return value
 
 
 def _closing_brace(body: str) -> int | None:
-    """Return the position behind the brace that closes the first one, None if it stays open; quoted
-    braces do not count.
+    """Return the position after the brace that closes the first one, or None.
+
+    Quoted braces do not count.
     """
     depth = 0
     for match in _BRACES.finditer(body):
@@ -89,15 +86,17 @@ def _literal(raw: str) -> FactValue | None:
     if raw.startswith("'"):
         return raw[1:-1]
     if len(raw) > _MAX_DIGITS:
-        return None  # no setting has so many digits, and not every double holds them
+        return None  # no setting has so many digits, and some do not fit in a double
     if re.search(r"[.e]", raw):
         return float(raw)
     return int(raw)
 
 
 def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> dict[str, Fact]:
-    """Return the facts that settings carry; with ``complete`` (all that the user set is listed)
-    also what was not set.
+    """Return the facts of settings.
+
+    With ``complete`` the list has everything that the user set, so the facts also include unset
+    ones.
     """
     facts: dict[str, Fact] = {}
     for name, fact in SETTING_FACTS.items():
@@ -113,18 +112,16 @@ def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> 
     return facts
 
 
-# The source of a flag on the command line of a program that is not the engine's own: the program
-# may ignore it.
+# The source of a flag of a program that is not the engine; the program may ignore it.
 SCRIPT: Final = "script"
-# The source of all that a program gave its engine, as what runs inside the engine told it.
+# The source of all arguments that a program gave its engine, reported from inside the engine.
 ARGUMENTS: Final = "arguments"
-# How the source of a setting begins that the engine's own file gives; the file is read beside the
-# command.
+# The start of the source text for settings from the engine's own configuration file.
 CONFIG_FILE: Final = "config file"
 _COMPLETE: Final = ("command", ARGUMENTS, CONFIG_FILE)
 SHARE: Final = "gpu_memory_utilization"
-# A host's total moves between the line that prints it and the start; a share that a script ignores
-# is further off.
+# A host's total changes between the printed line and the start. A share that a script ignores
+# differs by more.
 AGREES_RATIO: Final = 0.05
 _DIGITS: Final = 6
 
@@ -135,15 +132,15 @@ def merged_settings(
     *,
     echo_complete: bool,
 ) -> tuple[dict[str, SettingInForce], bool]:
-    """Return the settings in force, and whether they are all that the user set.
+    """Return the effective settings, and whether they are all that the user set.
 
-    The engine's own command line lists as much as its echo does. If either is complete, a script's
-    flag that it does not list was ignored.
+    The engine's own command line is as complete as its echo. If either is complete, a script's flag
+    that it does not list was ignored.
 
     Args:
-        echoed: the settings as the engine lists them.
-        given: the settings that the caller knows; they win, except for a script's flags.
-        echo_complete: whether the engine's list was seen to its end.
+        echoed: the engine's list of settings.
+        given: the caller's settings; they take precedence, except for a script's flags.
+        echo_complete: whether the end of the engine's list is visible.
     """
     stated = {name: setting for name, setting in given.items() if setting.source != SCRIPT}
     settings = {**echoed, **stated}
@@ -161,10 +158,9 @@ def merged_settings(
 def without_contradicted(
     settings: Mapping[str, SettingInForce], printed: Mapping[str, Fact], *, complete: bool
 ) -> tuple[dict[str, SettingInForce], dict[str, Fact]]:
-    """Return the settings without the script's flags that ``printed`` contradicts, and the facts of
-    the rest.
+    """Drop the script's flags that ``printed`` contradicts; return the others' facts too.
 
-    ``complete`` says that ``settings`` are all that the user set.
+    ``complete`` means that ``settings`` has everything that the user set.
     """
     kept = {
         name: setting
@@ -175,10 +171,9 @@ def without_contradicted(
 
 
 def requested_share(facts: Mapping[str, Fact]) -> Fact | None:
-    """Return requested ÷ total as the utilization, 0 to 1; None if one of them is unknown.
+    """Return requested ÷ total as the utilization, 0 to 1; None if one is unknown.
 
-    Both are printed rounded: the shortest number within their rounding is the one most likely
-    typed.
+    Both are rounded, so the shortest number within their rounding is the most likely one.
     """
     desired = number_of(facts, "desired_bytes")
     total = number_of(facts, "device_total_bytes")
@@ -222,7 +217,7 @@ def _same(value: FactValue, fact: Fact) -> bool:
 
 
 def with_requested_share(facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Add the utilization that requested ÷ total tells, unless the facts hold it already."""
+    """Add the utilization from requested ÷ total unless the facts already have it."""
     if SETTING_FACTS[SHARE] in facts:
         share = None
     else:

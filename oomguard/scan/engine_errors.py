@@ -1,7 +1,7 @@
-"""The exceptions and signals that ended an engine's processes, read line by line.
+"""Find the exceptions and signals that ended an engine's processes, line by line.
 
-A front end only says that one of its processes died. Which exception ended that process is printed
-above, or by another process.
+A front end only reports that one of its processes died. The exception is above, or in another
+process's lines.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _FRONT_END: Final = "APIServer"
 _TRACEBACK: Final = f"{TRACEBACK}:"
 _DIRECT: Final = "The above exception was the direct cause of the following exception:"
 _DURING: Final = "During handling of the above exception, another exception occurred:"
-# Lines of other processes, or warnings, that may come between a head and its traceback, or between
-# two frames.
+# The largest number of lines, from other processes or warnings, between a head and its traceback or
+# between two frames.
 _MOST_BETWEEN: Final = 40
-# Patterns as texts are compiled when the first line needs them: most logs have no engine that died.
+# These patterns compile on first use, because most logs contain no dead engine.
 _EXCEPTION: Final = (
     r"(?:(?:[A-Za-z_]\w*\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Warning))"
     r"(?:\(\w[\w.]*\))?(?::|\s*$)"
 )
 _BARE: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): \S")
-# The message of these stands on the lines behind.
+# The message of these continues on the following lines.
 _GOES_ON: Final = r":\s*$|\bvalidation errors? for \w+$"
-# What stands before a head on its line: names of a logger, and what is in brackets.
+# The text before a head on its line: names of a logger, and brackets.
 _LEAD: Final = r"(?:[\w.-]+: |\[[^\]]*\]\s*)*"
-# Literals of the patterns below: most lines hold none.
+# Literals of the patterns below; most lines contain none.
 _MARKS: Final = (
     "atal",
     "ignal",
@@ -56,7 +56,7 @@ _MARKS: Final = (
     "Failed: Cuda",
     "; error",
 )
-# Most lines begin nothing: what each line that does has in it.
+# Most lines begin nothing; this finds the others.
 _MAY_BEGIN: Final = re.compile(
     "|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK)))
 )
@@ -75,20 +75,20 @@ _SIGNAL: Final = (
     r"|(?:Caught|exited on|shutdown with) signal (?P<number>\d{1,2})\b|\bSignal: [\w ]+ \((?P<number1>\d{1,2})\)"
     r"|^(?P<name3>Segmentation fault|Illegal instruction|Bus error|Aborted) \(core dumped\)"
 )
-# What ends an engine that was asked to stop.
+# An engine that was asked to stop ends with these.
 _STOPS: Final = frozenset({"KeyboardInterrupt", "SystemExit"})
-# Of these a process dies at once: no exception that is printed later ended it.
+# A process dies from these signals at once, so no later exception ended it.
 _CRASHES: Final = frozenset({4, 5, 7, 8, 11})
 _OF_MEMORY: Final = (
     r"(?i)\bout[ _-]of[ _-](?:\w+[ _-])?memory|OutOfMemory|MemoryError|insufficient memory|not enough memory|no available memory"
     r"|cannot allocate|fail\w* to allocate|alloc\w* failed|\bENOMEM\b"
 )
-# NCCL met an error of CUDA's and does not say which: running out of memory is one.
+# NCCL reports a CUDA error without its name, which may be running out of memory.
 _HIDES_CAUSE: Final = r"(?i)\bNCCL error\b.*\bunhandled cuda error|ncclUnhandledCudaError"
-# What NCCL printed itself, on the same line of a paste.
+# NCCL's own output on the same line of a paste.
 _NCCL_RECORD: Final = r"\s\S+:\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)\b.*"
-# What an engine prints above the traceback that ended one of its processes, and the engine. Only of
-# these the engine itself is dead; after the others it may go on.
+# Engines print these lines above the traceback that ended one of their processes. Only with these
+# the engine itself is dead; after other lines it may continue.
 _FATAL: Final = {
     "EngineCore failed to start": "vllm",
     "EngineCore encountered a fatal error": "vllm",
@@ -101,19 +101,19 @@ _FATAL: Final = {
     "Executor worker initialization error": "tensorrt-llm",
     "Shard complete standard error output": "tgi",
 }
-# A record of vLLM at level ERROR from a process that runs the model; a paste may have several on
-# one line.
+# An ERROR record of a vLLM process that runs the model. A paste may have several on one line.
 _RECORD: Final = r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\] ?"
 _LOGGED: Final = r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
-# What only an engine that goes on prints.
+# Only a running engine prints this.
 _SERVES: Final = re.compile(r'HTTP/\d\.\d" 200\b|Avg prompt throughput')
-# Who printed a line: the service or pod, and the process.
+# The source of a line: the service or pod, and the process.
 _Source = tuple[str | None, str | None]
 
 
 class EngineError(NamedTuple):
-    """An exception, or a message that stands for one; ``is_headed`` says that the engine itself
-    printed it as its end.
+    """Hold an exception, or a message that replaces one.
+
+    ``is_headed`` means that the engine itself printed it as its end.
     """
 
     text: str
@@ -124,22 +124,24 @@ class EngineError(NamedTuple):
 
     @property
     def level(self) -> int:
-        """0: it says why; 1: it may follow from another process's end; 2: it only says that another
+        """Return how much the exception explains.
+
+        0: the reason; 1: it may follow from another process's end; 2: it only reports that another
         process failed.
         """
         data = _data()
         name = _name(self.text)
-        if name in data.exceptions or any(said in self.text for said in data.parents_messages):
+        if name in data.exceptions or any(words in self.text for words in data.parents_messages):
             return 2
         return int(
             self.follows
-            or any(said in self.text for said in data.quoting)
+            or any(words in self.text for words in data.quoting)
             or is_of_another_rank(self.text)
         )
 
     @property
     def follows(self) -> bool:
-        """Whether it only follows from another process's end."""
+        """Return whether it only follows from another process's end."""
         data = _data()
         return _name(self.text) in data.consequences or self.text.startswith(
             data.consequence_messages
@@ -154,7 +156,7 @@ class _Signal(NamedTuple):
 
 
 class _Death(NamedTuple):
-    """Where an engine said itself that it ended."""
+    """Hold the position where an engine reported its own end."""
 
     framework: str
     message: str
@@ -166,8 +168,9 @@ class _Death(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """A traceback while it is read: its exceptions, oldest first, each with the words that join it
-    to the one before.
+    """Hold a traceback during reading.
+
+    It has exceptions, oldest first, each with the words that join it to the previous one.
     """
 
     state: str  # headed, frames, behind, joined
@@ -180,28 +183,26 @@ class _Reading:
 
 
 class EngineErrors:
-    """All exceptions and signals of an input that may have ended an engine, and where an engine
-    said that it ended.
-    """
+    """Collect an input's exceptions, signals, and engines' reports of their own end."""
 
     def __init__(self) -> None:
         self._errors: deque[EngineError] = deque(maxlen=MAX_ERRORS)
         self._signals: deque[_Signal] = deque(maxlen=MAX_ERRORS)
         self._deaths: deque[_Death] = deque(maxlen=MAX_ERRORS)
         self._readings: dict[_Source, _Reading] = {}
-        self._logged: list[_Death] = []  # by an engine's process, without its own words for its end
+        self._logged: list[_Death] = []  # by an engine's process, without its own report of an end
 
     def see(
         self, line: Line, plain: PlainLine, heads: Sequence[str], context: Context, seen_s: float
     ) -> None:
-        """Take the next line.
+        """Add the next line.
 
         Args:
-            line: as it was printed.
-            plain: the same line, peeled.
-            heads: the literals of ``ENGINE_ENDS`` that it holds.
-            context: the engine's start that it belongs to.
-            seen_s: when it was printed.
+            line: the line as printed.
+            plain: the same line without prefixes.
+            heads: the literals of ``ENGINE_ENDS`` in it.
+            context: its start of an engine.
+            seen_s: the time of the line in seconds.
         """
         if self._logged and _SERVES.search(plain.text):
             self._logged = []
@@ -233,7 +234,7 @@ class EngineErrors:
                 self._look(text, line, source)
 
     def leave_out(self) -> None:
-        """Note that lines were left out: what comes next does not continue a traceback."""
+        """Record an omission: the next line does not continue a traceback."""
         for source in list(self._readings):
             self._finish(source)
 
@@ -252,15 +253,13 @@ class EngineErrors:
             )
         if (
             framework == "tensorrt-llm" and _TRACEBACK not in text
-        ):  # its message has the exception's text, and no traceback
-            said = text[text.index(head) + len(head) :].partition(": ")[2]
-            if said:
-                self._link(reading, said, line, source)
+        ):  # its message has the exception's text but no traceback
+            message = text[text.index(head) + len(head) :].partition(": ")[2]
+            if message:
+                self._link(reading, message, line, source)
 
     def _take(self, text: str, line: Line, source: _Source) -> bool:
-        """Add a line to the traceback that its process prints; False if it does not
-        belong to it.
-        """
+        """Add a line to its process's traceback; return False if it does not belong to it."""
         reading = self._readings.get(source)
         if reading is None:
             return False
@@ -282,8 +281,9 @@ class EngineErrors:
         return False
 
     def _is_behind(self, reading: _Reading, text: str, source: _Source) -> bool:
-        """Return whether a line behind an exception belongs to it: the rest of its message, or what
-        joins it to the next.
+        """Return whether a line after an exception belongs to it.
+
+        It does if it continues the message or joins it to the next exception.
         """
         if not text.strip():
             return True
@@ -297,7 +297,7 @@ class EngineErrors:
         return False
 
     def _look(self, text: str, line: Line, source: _Source) -> None:
-        """Look for what begins on a line that continues nothing."""
+        """Check what begins on a line that continues nothing."""
         if _TRACEBACK in text:
             self._readings[source] = _Reading("frames")
         elif _BARE.match(text):
@@ -305,9 +305,9 @@ class EngineErrors:
             self._link(reading, text, line, source)
         elif any(mark in text for mark in _MARKS):
             if found := re.search(_OTHER_ERROR, text):
-                said = found["text"] or found["what"]
+                message = found["text"] or found["what"]
                 self._errors.append(
-                    EngineError(_clipped(said), line.number, _raw(line), source, is_headed=False)
+                    EngineError(_clipped(message), line.number, _raw(line), source, is_headed=False)
                 )
             elif found := re.search(_SIGNAL, text):
                 groups = found.groupdict()
@@ -335,8 +335,9 @@ class EngineErrors:
 
     @staticmethod
     def _go_on(reading: _Reading, text: str) -> None:
-        """Add the line behind an exception to its message; a lone word there names a field, whose
-        message follows.
+        """Add the line after an exception to its message.
+
+        A single word there is the name of a field, whose message follows.
         """
         error, joint = reading.links[-1]
         reading.links[-1] = (error._replace(text=_clipped(f"{error.text} {text.strip()}")), joint)
@@ -355,12 +356,11 @@ class EngineErrors:
     def deaths(
         self, found: Iterable[ScannedIncident], newer_than_s: float | None
     ) -> list[ScannedIncident]:
-        """Return the ends that engines reported themselves and that no incident of theirs reports,
-        one a start.
+        """Return the engines' own reports of an end that no incident covers, one per start.
 
         Args:
             found: all incidents of the input.
-            newer_than_s: leave out what was printed before.
+            newer_than_s: ignore lines printed before this time in seconds; None for all.
         """
         self.leave_out()
         known = list(found)
@@ -374,7 +374,7 @@ class EngineErrors:
                 newer_than_s is not None and death.seen_s < newer_than_s
             ) or context.number in silent:
                 continue
-            if context.ending.was_told_before(line) or any(
+            if context.ending.was_stop_requested_before(line) or any(
                 one.context is context or abs(one.last_line - line) <= FOLD_LINES for one in known
             ):
                 continue
@@ -384,14 +384,13 @@ class EngineErrors:
     def explained(
         self, incident: Incident, service: str | None, after: int, before: int | None
     ) -> Incident:
-        """Return the end of an engine with the exception or the signal that caused it, if the text
-        has one.
+        """Return an engine's end with the exception or signal that caused it, if there is one.
 
         Args:
             incident: the end.
-            service: the service or pod whose engine ended, None if the text names none.
-            after: the last line of the failure before.
-            before: the line of the failure that follows, None if there is none.
+            service: the service or pod of the engine; None if the text has none.
+            after: the last line of the previous failure.
+            before: the line of the next failure; None if there is none.
         """
         self.leave_out()
         death = incident.location.line or 0
@@ -434,7 +433,7 @@ class EngineErrors:
 
 
 def _is_exception(text: str, *, in_frames: bool) -> bool:
-    """Return whether a line is an exception: behind frames one without a message counts too."""
+    """Return whether a line is an exception; after frames it needs no message."""
     if in_frames:
         found = re.match(_EXCEPTION, text)
     else:
@@ -443,9 +442,7 @@ def _is_exception(text: str, *, in_frames: bool) -> bool:
 
 
 def _texts(text: str) -> Sequence[str]:
-    """Return the records of a line: mostly one, several where a paste or a collector
-    joined them.
-    """
+    """Return the records of a line: usually one, or several in a paste or a collector's line."""
     if "\n" in text:
         return text.split("\n")
     if " ERROR " in text:
@@ -454,43 +451,42 @@ def _texts(text: str) -> Sequence[str]:
 
 
 def is_of_another_rank(text: str) -> bool:
-    """Return whether a text holds what an exception says that ended one rank because another one is
-    gone.
-    """
+    """Return whether an exception says that its rank ended because another one is gone."""
     lower = text.lower()
-    return any(said in lower for said in _data().of_other_ranks)
+    return any(words in lower for words in _data().of_other_ranks)
 
 
 def passes_on(exception: str) -> bool:
-    """Return whether an exception's line only says that another process failed."""
+    """Return whether an exception's line only reports that another process failed."""
     return _name(exception) in _data().exceptions or is_of_another_rank(exception)
 
 
 def _first_cause(errors: Sequence[EngineError], death: int) -> EngineError | None:
-    """Return the exception that the end came from: of those that say most, the first of the last
-    that were printed together.
+    """Return the exception that caused the end.
+
+    Among those with the best level it is the first of the last group printed together.
     """
     for level in (0, 1):
         ones = [one for one in errors if one.level == level]
         engines = [one for one in ones if role(one.source[1]) in ENGINE_ROLES]
         for group in ([one for one in ones if one.is_headed], engines, ones):
-            told = sorted(
+            exceptions = sorted(
                 [one for one in group if one.line <= death] or group, key=lambda one: one.line
             )
-            if not told:
+            if not exceptions:
                 continue
-            first = len(told) - 1
-            while first and told[first].line - told[first - 1].line <= FOLD_LINES:
+            first = len(exceptions) - 1
+            while first and exceptions[first].line - exceptions[first - 1].line <= FOLD_LINES:
                 first -= 1
-            return told[first]
+            return exceptions[first]
     return None
 
 
 def _root(links: Sequence[tuple[EngineError, str]]) -> EngineError:
-    """Return the exception that a chain came from.
+    """Return the root of a chain of exceptions.
 
-    That is the first one of ``raise … from …``. An exception that was raised while another was
-    handled says more than that one, unless it only passes it on.
+    That is the first one of ``raise … from …``. An exception raised while handling another explains
+    more, unless it only passes that one on.
     """
     parts: list[list[EngineError]] = []
     for error, joint in links:
@@ -516,7 +512,7 @@ def _scanned(death: _Death) -> ScannedIncident:
         evidence=(Evidence(death.raw, line),),
         start=context.number,
     )
-    near = context.beside(line, line + FOLD_LINES, process, 0)
+    near = context.near_frames(line, line + FOLD_LINES, process, 0)
     return ScannedIncident(incident, context, {}, death.seen_s, line, {"engine_dead"}, near=near)
 
 

@@ -1,6 +1,4 @@
-"""Exceptions as lines for the scanner: frames and message of each link of the chain, the first
-cause first.
-"""
+"""Turn exceptions into lines for the scanner: frames and message of each link, root first."""
 
 from __future__ import annotations
 
@@ -16,22 +14,22 @@ from oomguard.core.facts import Fact
 from oomguard.scan.log_prefixes import TRACEBACK
 from oomguard.scan.source import Line
 
-# The line of the user's own file whose call ran out of memory, read from a printed traceback.
+# Find the line of the user's own file whose call ran out of memory in a printed traceback.
 #
-# A traceback goes from the user's file into libraries. The deepest frame that is in no library is
-# the line the user can change. Python's form, IPython's cells and the arrows of both are read.
+# A traceback leads from the user's file into libraries. The deepest frame outside of libraries is
+# the line that the user can change. This reads the forms of Python and IPython.
 
 MAX_SOURCE_CHARS: Final = 160
-# A traceback is printed in one piece: its frames stand close above its message.
+# A traceback is printed at once, so its frames are directly above its message.
 MAX_LINES_ABOVE: Final = 400
 MAX_PROCESSES: Final = 64
-# Patterns as texts are compiled when the first traceback needs them.
+# These patterns compile with the first traceback.
 _FRAME: Final = r'^\s*File "?(?P<file>[^"\n]{1,400}?)"?(?:, line |:)(?P<line>\d+)(?:, in (?P<function>[^\s(]+))?'
 _CELL: Final = (
     r"^\s*(?P<file>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)"
     r"(?:, line (?P<line>\d+)| in (?P<function>[^\s(]+))"
 )
-# Literals of the two patterns above: most lines hold none.
+# Literals of the two patterns above; most lines contain none.
 _FRAME_MARKS: Final = ("File ", "Cell In", "Input In", "<ipython")
 _ARROW: Final = r"^\s*-{2,}> ?(?P<line>\d+) (?P<source>.*)"
 _LIBRARY: Final = (
@@ -49,7 +47,7 @@ _MODEL_CALL: Final = (
 
 @dataclass(slots=True)
 class _Frame:
-    number: int  # of the line in the input
+    number: int  # the line's number in the input
     file: str
     line: int | None
     function: str | None
@@ -57,15 +55,15 @@ class _Frame:
 
 
 class UserFrames:
-    """The deepest frame of a user's file in the latest traceback of each process."""
+    """Track the deepest user frame in each process's latest traceback."""
 
     def __init__(self) -> None:
         self._last: dict[str | None, _Frame] = {}
-        self._waiting: dict[str | None, _Frame] = {}  # frames whose line of source comes next
+        self._waiting: dict[str | None, _Frame] = {}  # frames whose source line comes next
         self._in_library: set[str | None] = set()
 
     def see(self, text: str, process: str | None, number: int) -> None:
-        """Take the next line of a process, without the logger's prefix."""
+        """Add the next line of a process, without the logger's prefix."""
         waiting = self._waiting.pop(process, None)
         if waiting is not None and not any(
             re.match(other, text) for other in (_FRAME, _MARKERS, _MESSAGE)
@@ -103,9 +101,7 @@ class UserFrames:
         self._last[process] = self._waiting[process] = frame
 
     def facts(self, process: str | None, number: int) -> dict[str, Fact]:
-        """Return the facts of the user's call for a failure that is printed at line ``number``;
-        empty if none is known.
-        """
+        """Return the facts of the user's call for a failure at line ``number``, if known."""
         frame = self._last.get(process)
         if frame is None or not 0 <= number - frame.number <= MAX_LINES_ABOVE or not frame.source:
             return {}
@@ -124,9 +120,7 @@ class UserFrames:
 
 
 def _argument(source: str) -> str | None:
-    """Return the name of the first argument of the first call in a line of source, None if it has
-    none.
-    """
+    """Return the first argument of the first call in a source line, or None."""
     text = source.removeprefix("return ").removeprefix("with ").rstrip(":")
     try:
         tree = ast.parse(text)
@@ -142,12 +136,11 @@ def _argument(source: str) -> str | None:
     return next(names, None)
 
 
-# A memory failure is one of these or a subclass; a KeyError that quotes such a message is a
-# KeyError.
+# A memory failure is one of these or a subclass. A KeyError that quotes such a message is not.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
-# What stands in place of a failure elsewhere: vLLM's for what its core died of (its classes differ
-# by version); Ray's for a worker that its memory monitor killed, that the kernel killed, and for an
-# actor that failed while it was made.
+# These replace a failure from elsewhere. vLLM raises one for its dead core (the class differs by
+# version). Ray raises one for a worker that its memory monitor or the kernel killed, and for an
+# actor that failed in its constructor.
 _CARRIERS_BY_NAME = frozenset(
     {"EngineDeadError", "OutOfMemoryError", "WorkerCrashedError", "ActorDiedError"}
 )
@@ -156,9 +149,7 @@ MAX_FRAMES = 60
 
 
 def may_be_oom(error: BaseException) -> bool:
-    """Return whether a memory failure may come as this exception, by type alone: cheap, before
-    anything is scanned.
-    """
+    """Return whether this exception may be a memory failure, by type only, which is fast."""
     return any(_carries(link) for link in chain(error))
 
 
@@ -169,10 +160,10 @@ def _carries(link: BaseException) -> bool:
 
 
 def _wrapped(link: BaseException) -> BaseException | None:
-    """Return the exception of another process that this one brings (Ray's ``cause``), unless its
-    own text has that one's words too.
+    """Return another process's exception in this one (Ray's ``cause``), or None.
 
-    The text has the other process's traceback, which an exception that was sent does not.
+    It is also None if this one's own text has the other's words. The text then has the other
+    process's traceback, which the exception object does not.
     """
     cause = vars(link).get("cause")
     if not isinstance(cause, BaseException) or (
@@ -183,10 +174,9 @@ def _wrapped(link: BaseException) -> BaseException | None:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and what it was raised from, latest first, as a traceback shows them,
-    groups included.
+    """Yield the exception and its causes, latest first, like a traceback, including groups.
 
-    What another process raised counts as that from which the exception that brings it was raised.
+    An exception from another process counts as the cause of the one that brings it.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -203,11 +193,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def exception_lines(error: BaseException) -> Iterator[Line]:
-    """Yield the lines of each message, the first cause first; exceptions whose type no memory
-    failure has are left out.
+    """Yield the lines of each message, root first, without irrelevant exception types.
 
-    Before each message come the frames that led to it, as in a printed traceback: they tell what
-    was being done.
+    The frames before each message show what the program did, as in a printed traceback.
     """
     number = 1
     for link in reversed(list(chain(error))):
@@ -222,12 +210,10 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
 
 
 def _frames(link: BaseException) -> Iterator[str]:
-    """Yield the last frames of one exception, each with its line of source if that can be read."""
-    import traceback  # a log has no use for it
+    """Yield the last frames of an exception, each with its source line if readable."""
+    import traceback  # a log does not need it
 
-    with contextlib.suppress(
-        Exception
-    ):  # a traceback that cannot be shown: the message alone will do
+    with contextlib.suppress(Exception):  # for an unprintable traceback the message is enough
         for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
             if frame.line:
@@ -235,9 +221,7 @@ def _frames(link: BaseException) -> Iterator[str]:
 
 
 def _printed_name(link: BaseException) -> str:
-    """Return the name of an exception's type as a traceback has it; of a subclass of torch's error,
-    torch's name.
-    """
+    """Return an exception's type name as in a traceback; torch's for its subclasses."""
     kind = next(
         (base for base in type(link).__mro__ if base.__name__ == "OutOfMemoryError"), type(link)
     )
@@ -245,7 +229,7 @@ def _printed_name(link: BaseException) -> str:
 
 
 def _message(link: BaseException) -> str:
-    """Return the exception's text; a ``__str__`` that fails must not take the exception's place."""
+    """Return the exception's text, even if its ``__str__`` fails."""
     try:
         return str(link)
     except Exception:  # noqa: BLE001

@@ -1,6 +1,4 @@
-"""Follow a log that is still written, as ``tail -F`` does: it may not exist yet, be cut, or be
-replaced.
-"""
+"""Follow a growing log like ``tail -F``: it may not exist yet, or be truncated or replaced."""
 
 from __future__ import annotations
 
@@ -15,41 +13,42 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.core.errors import InputError
-from oomguard.scan.source import CHUNK_BYTES, shown
+from oomguard.scan.source import CHUNK_BYTES, printable_path
 
 POLL_S: Final = 0.2
 QUIET_S: Final = 1.0
 
 
 class LogChange(enum.Enum):
-    """What happened to a followed log."""
+    """Name what happened to a followed log."""
 
     DATA = "more bytes"
-    QUIET = "nothing came for a while after the last bytes"
-    WAITING = "it does not exist yet"
-    TRUNCATED = "it was cut: what follows is from its new start"
-    REPLACED = "another file took its name: what follows is from the start of that one"
+    QUIET = "no new bytes for a while"
+    WAITING = "the file does not exist yet"
+    TRUNCATED = "the file was truncated; oomguard continues at its new start"
+    REPLACED = "another file replaced it; oomguard continues at the start of that file"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change; ``data`` holds the bytes of a ``DATA``."""
+    """Hold one change; ``data`` has the bytes of a ``DATA``."""
 
     change: LogChange
     data: bytes = b""
 
 
 def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> Iterator[Event]:
-    """Yield the events of the file at ``path``, without end. A removed file is read on until
-    another takes its name.
+    """Yield the events of the file at ``path``, endlessly.
+
+    A removed file is read until another one has its name.
 
     Args:
         path: the file, which may not exist yet.
-        poll_s: seconds between two looks at the file.
-        quiet_s: seconds without bytes after which ``QUIET`` is told, once.
+        poll_s: seconds between two checks of the file.
+        quiet_s: seconds without bytes before one ``QUIET``; None for never.
 
     Raises:
-        InputError: the file exists and cannot be read.
+        InputError: the file exists but is unreadable.
     """
     raw = None
     told = False
@@ -63,7 +62,7 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
             time.sleep(poll_s)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{shown(path)}: {getattr(error, 'strerror', None) or error}"
+                f"{printable_path(path)}: {getattr(error, 'strerror', None) or error}"
             ) from None
     try:
         last_s: float | None = None
@@ -73,7 +72,7 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
                 yield Event(LogChange.DATA, data)
                 continue
             change, newer = _changed(raw, path)
-            # Bytes written between the last read and the change belong to the old file.
+            # Bytes between the last read and the change belong to the old file.
             if change is not None and change is not LogChange.TRUNCATED:
                 while data := raw.read(CHUNK_BYTES):
                     yield Event(LogChange.DATA, data)
@@ -93,15 +92,13 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
 
 
 def _changed(raw: io.FileIO, path: str) -> tuple[LogChange | None, io.FileIO | None]:
-    """Return whether the open file was cut or another took its name; the other one is returned
-    open.
-    """
+    """Return whether the open file was truncated or replaced, and the opened replacement."""
     own = os.fstat(raw.fileno())
     try:
         named = Path(path).stat()
         if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino):
             return LogChange.REPLACED, io.FileIO(path)
-    except OSError:  # gone or unreadable for now: read the open one on
+    except OSError:  # gone or unreadable for now: continue with the open one
         return None, None
     if own.st_size < raw.tell():
         raw.seek(0)
@@ -110,9 +107,7 @@ def _changed(raw: io.FileIO, path: str) -> tuple[LogChange | None, io.FileIO | N
 
 
 def follow_stream(raw: io.FileIO, *, quiet_s: float = QUIET_S) -> Iterator[Event]:
-    """Yield the events of a pipe or of standard input until it ends: bytes as they come, and the
-    quiet after them.
-    """
+    """Yield the events of a pipe or standard input until it ends, including quiet periods."""
     waiting = False
     while True:
         readable, _, _ = select.select([raw], [], [], quiet_s if waiting else None)

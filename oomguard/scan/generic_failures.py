@@ -1,9 +1,8 @@
-"""Out-of-memory failures in a wording that no signature has, and texts that report a failure
-without its log.
+"""Detect out-of-memory failures without a signature, and reports without a log.
 
-The rule is small on purpose. It takes the last line of a traceback whose exception is an
-out-of-memory type or says "out of memory", and a line of level ERROR, CRITICAL or FATAL that says
-"out of memory". It counts only if nothing else was found.
+The rule is small on purpose. It accepts the last line of a traceback with an out-of-memory type or
+the words "out of memory". It also accepts a line of level ERROR, CRITICAL or FATAL with these
+words. It counts only if the scan found nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from oomguard.scan.incidents import ScannedIncident
 from oomguard.scan.pattern_search import Hit, Window
 
 REPORT_NOTE: Final = "This reads like a report; diagnose the log itself"
-# How sure the rule is: nothing is changed or run again because of it.
+# The rule's confidence: oomguard changes and reruns nothing because of it.
 CERTAINTY_RATIO: Final = 0.8
 _LINE_CHARS: Final = 500
 _PHRASE: Final = (
     r"(?i:\b(?:ran |run |runs |running )?out[ _-]of[ _-](?:[a-z]{2,12}[ _-]){0,2}memory\b)"
 )
 _OUT_OF_MEMORY: Final = re.compile(_PHRASE)
-# The line behind the frames: what comes before it is indented.
+# The line after the frames, which are indented.
 _EXCEPTION: Final = re.compile(
     r"(?:\A|\n)[ \t]+\S[^\n]*\n(?P<line>(?:\w+(?:\.|::))*(?:\w*OutOfMemory\w*|\w*MemoryError)(?=:|\s*(?:\n|\Z))[^\n]*"
     rf"|(?:\w+(?:\.|::))*\w*(?:Error|Exception):[^\n]{{0,{_LINE_CHARS}}}?{_PHRASE}[^\n]*)"
@@ -38,7 +37,7 @@ _LEVEL: Final = re.compile(
     r'|"(?:level|severity|lvl)": ?"(?i:error|critical|fatal)"|\A[EF]\d{4} '
 )
 _LEVEL_CHARS: Final = 120
-# A condition, advice or a denial before the words; an attempt that the program goes on with.
+# A condition, advice or a denial before the words, or an attempt that the program survives.
 _UNLESS_BEFORE: Final = re.compile(
     r"(?i)\b(?:if|when|whenever|unless|may|might|could|would|should|can|avoid\w*|prevent\w*|not|never|without|no longer|possibl[ey])\b"
     r"[^.;\n]*\Z"
@@ -46,7 +45,7 @@ _UNLESS_BEFORE: Final = re.compile(
 _GOES_ON: Final = re.compile(
     r"(?i)\bretr(?:y|ying|ied)\b|\bfall(?:ing|s)? back\b|\bskipping\b|\breducing\b"
 )
-# The first that the line names is the kind.
+# The first match in the line is the kind.
 _KINDS: Final = (
     ("nccl_oom", r"(?i)\bnccl|\brccl"),
     ("cublas_alloc", r"(?i)\b(?:cublas|cudnn|cusolver|hipblas)"),
@@ -78,16 +77,14 @@ _SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ()
 
 
 class Unrecognized:
-    """The first failure of an input in a wording that no signature has, and whether the input is a
-    report without a log.
-    """
+    """Collect the first failure without a signature, and check for a report without a log."""
 
     def __init__(self) -> None:
         self._first: tuple[Hit, Window, Context] | None = None
         self._is_log = self._is_mentioned = self._is_of_a_person = False
 
     def see(self, text: str) -> None:
-        """Take the next line of the input."""
+        """Add the next line of the input."""
         if self._is_log:
             return
         self._is_log = _OF_A_LOG.match(text) is not None or _AMID_A_LOG.search(text) is not None
@@ -97,28 +94,24 @@ class Unrecognized:
             self._is_of_a_person = True
 
     def leave_out(self) -> None:
-        """Note that lines were left out: a report is short, and read as a whole."""
+        """Record an omission, because a report must be short and complete."""
         self._is_log = True
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to say of an input without a failure that describes one in sentences and shows no
-        line of a log.
-        """
+        """Return notes on a report that describes a failure in sentences without any log line."""
         is_report = self._is_mentioned and self._is_of_a_person and not self._is_log
         if is_report:
             return (REPORT_NOTE,)
         return ()
 
     def consider(self, window: Window, context: Context, is_quoted: Callable[[Hit], bool]) -> None:
-        """Take a window in which no signature knew a failure; ``is_quoted`` says whether a message
-        is only quoted.
-        """
+        """Check a window without a known failure; ``is_quoted`` means that it only quotes one."""
         if self._first is None and (hit := _message(window)) is not None and not is_quoted(hit):
             self._first = hit, window, context
 
     def failure(self) -> ScannedIncident | None:
-        """Return the failure, None if there is none or the engine recovered from it."""
+        """Return the failure, or None if there is none or the engine recovered."""
         if self._first is None:
             return None
         found = _scanned(*self._first)
@@ -131,9 +124,7 @@ class Unrecognized:
 
 
 def _message(window: Window) -> Hit | None:
-    """Return the message on the line that the window was opened for, None if it reports
-    no failure.
-    """
+    """Return the message on the window's own line, or None if it reports no failure."""
     begin, end = window.anchor_span
     text = window.text[:end]
     if _FRAME.search(text):
@@ -178,6 +169,6 @@ def _scanned(hit: Hit, window: Window, context: Context) -> ScannedIncident:
         seen_s=0.0,
         last_line=line.number,
         kinds={kind},
-        near=context.beside(line.number, window.lines[-1].number, process, 0),
-        phase_is_told=incident.phase != "unknown",
+        near=context.near_frames(line.number, window.lines[-1].number, process, 0),
+        phase_is_known=incident.phase != "unknown",
     )

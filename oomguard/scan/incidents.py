@@ -1,6 +1,4 @@
-"""Collect incidents as they are found: fold repeats, tie wrappers to what they pass on, keep ranks
-of one failure together.
-"""
+"""Collect incidents: fold repeats, join wrappers with causes, group the ranks of a failure."""
 
 from __future__ import annotations
 
@@ -15,19 +13,16 @@ from oomguard.core.incident import Diagnosis, Evidence, Incident, Location
 from oomguard.scan.context import NEAR_AFTER_LINES, NO_ENGINE, Context, Near, related, role
 from oomguard.scan.pattern_search import Hit, agree, refines
 
-# Which rank a line is of, by the number that ``srun --label`` puts before each: ``3: RuntimeError:
-# …``.
+# ``srun --label`` puts the rank before each line: ``3: RuntimeError: …``.
 
 _LABEL: Final = re.compile(r" {0,3}(\d{1,4}): (?=\S)")
-# What a job's script has its output in (sbatch(1)); there a number before a line is a label.
+# A job script's output file (sbatch(1)); there a number before a line is a label.
 _JOB_OUTPUT: Final = re.compile(r"(?:^|/)slurm-\d+[^/]*$")
 _RANK: Final = re.compile(r"rank ?\d+")
 
 
 def with_labels(diagnosis: Diagnosis) -> Diagnosis:
-    """Return the diagnosis of a log with the rank in the process of each incident whose lines are
-    labelled.
-    """
+    """Return a log's diagnosis with the rank of each labelled incident in its process."""
     is_labelled = _JOB_OUTPUT.search(diagnosis.source) is not None
     return replace(
         diagnosis,
@@ -36,13 +31,12 @@ def with_labels(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def with_label(incident: Incident, *, is_labelled: bool) -> Incident:
-    """Return an incident whose process says the rank that its lines are labelled with; as it is
-    where they are not.
+    """Return an incident with the rank from its lines' labels, or unchanged.
 
     Args:
-        incident: as it was found.
-        is_labelled: whether the lines are known to have labels. Else two of the incident's own have
-            to have the same: a line's number, as ``grep -n`` puts it there, does not come twice.
+        incident: the incident.
+        is_labelled: whether the lines certainly have labels. Otherwise two of its lines must have
+            the same number, because line numbers (``grep -n``) never repeat.
     """
     named = incident.location.process
     if not incident.evidence or (named is not None and _RANK.match(named)):
@@ -66,20 +60,19 @@ def _is_of(rank: str, text: str) -> bool:
 
 
 MAX_INCIDENTS = 1000
-# Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks
-# of what it wraps.
+# Within this many lines a message with fewer numbers repeats the same failure, and a wrapper
+# describes its cause.
 FOLD_LINES = 400
-# It holds only as long as no other message tells more of the same end.
+# This only applies if no other message explains more of the same end.
 _SIGKILL_ONLY = "sigkill_only"
-# The kernel, a shell, a cluster and a job manager each tell their part of one end, and by their own
-# words.
+# The kernel, a shell, a cluster and a job manager each report a part of one end in their own words.
 _TOLD_IN_PIECES = frozenset({"host_oom"})
 _OF_TELLER = frozenset({"host_manager", "host_phase", "host_scope"})
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
 
 
-# One share is set for all ranks: what the fullest device has free decides.
+# One share applies to all ranks, so the device with the least free memory decides.
 _LEAST_FREE_DECIDES = frozenset({"startup_free_memory_below_utilization"})
 _FREE = "device_free_bytes"
 _DEVICE = "gpu_index"
@@ -87,8 +80,9 @@ _SAME_IN_RANKS = ("tried_bytes", "device_total_bytes")
 
 
 def _of_ranks(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> bool:
-    """Return whether two messages that name no process are of two ranks: the same request was
-    refused on devices of one size.
+    """Return whether two messages without a process come from two ranks.
+
+    They do if both failed the same request on devices of the same size.
     """
     if _DEVICE not in one or _DEVICE not in other or one[_DEVICE].value == other[_DEVICE].value:
         return False
@@ -98,9 +92,7 @@ def _of_ranks(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> bool:
 
 
 def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping[str, Fact]:
-    """Return the figures of a rank whose device has less free than is known; empty where it has
-    not.
-    """
+    """Return the numbers of a rank whose device has less free memory than known, or nothing."""
     free = number_of(facts, _FREE)
     least = number_of(known, _FREE)
     if free is not None and least is not None and free < least:
@@ -112,20 +104,18 @@ Telling = tuple[str, frozenset[str]]
 
 
 def _telling(hit: Hit) -> Telling:
-    """Return what a second printing of the same message has again: its wording and the names of its
-    facts.
-    """
+    """Return the key of a repeated message: its wording and the names of its facts."""
     return hit.wording.anchor, frozenset(hit.facts)
 
 
 @dataclass(slots=True)
 class ScannedIncident:
-    """One incident while the scan goes on.
+    """Hold one incident during the scan.
 
-    ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and
-    last seen (``time.monotonic`` seconds), ``kinds`` are all kinds that its messages had, ``near``
-    the frames beside it, ``becomes`` and ``wraps`` those of its signature, ``tellings`` the
-    wordings that told it, each with the names of its facts.
+    ``own`` are the facts of its message alone. ``began_s`` and ``seen_s`` are its first and last
+    time (``time.monotonic`` seconds). ``kinds`` are all kinds of its messages, ``near`` the frames
+    next to it. ``becomes`` and ``wraps`` come from its signature. ``tellings`` are its wordings,
+    each with the names of its facts.
     """
 
     incident: Incident
@@ -136,15 +126,13 @@ class ScannedIncident:
     kinds: set[str]
     near: list[Near] = field(default_factory=list)
     becomes: dict[str, str] = field(default_factory=dict)
-    phase_is_told: bool = False
+    phase_is_known: bool = False
     wraps: tuple[str, ...] = ()
     began_s: float | None = None
     tellings: set[Telling] = field(default_factory=set)
 
     def say_more(self, hit: Hit) -> None:
-        """Add figures that another wording read from the same message, and take the more exact of
-        two that agree.
-        """
+        """Add another wording's numbers for the same message; the more exact one of two wins."""
         if hit.kind not in self.kinds and hit.kind not in self.wraps:
             return
         line = self.incident.location.line
@@ -163,13 +151,14 @@ class ScannedIncident:
 
     @property
     def process(self) -> str | None:
-        """The process that printed it first."""
+        """Return the process that printed it first."""
         return self.incident.location.process
 
 
 class ScannedIncidents:
-    """All incidents of one input, in the order of time; ``clock`` tells when what comes now was
-    printed.
+    """Hold all incidents of one input in order of time.
+
+    ``clock`` returns the time of the current line.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -179,20 +168,19 @@ class ScannedIncidents:
     def take(
         self, hit: Hit, location: Location, evidence: Evidence, context: Context
     ) -> ScannedIncident | None:
-        """Fold a hit into a known incident, or return it as a new one; None if it is folded or one
-        too many.
+        """Fold a hit into a known incident, or return it as a new one; None if folded or too many.
 
         Args:
-            hit: the wording found.
-            location: where its message begins.
-            evidence: its first line as it was printed.
-            context: the engine's start that it belongs to.
+            hit: the found wording.
+            location: the start of its message.
+            evidence: its first line as printed.
+            context: its start of an engine.
         """
         facts = {name: replace(fact, line=location.line) for name, fact in hit.facts.items()}
         kind = hit.kind or "other"
         process = location.process
         line = location.line or 0
-        # What a client's or a proxy's container prints of a failure is another's.
+        # A failure in the output of a client's or a proxy's container is another program's.
         recent = [f for f in reversed(self.all) if f.context is context or context.is_empty]
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
             self._pass_on(recent[0], evidence, hit.framework)
@@ -224,7 +212,7 @@ class ScannedIncidents:
             last_line=line,
             kinds={kind},
             becomes=dict(hit.signature.becomes),
-            phase_is_told=incident.phase != "unknown",
+            phase_is_known=incident.phase != "unknown",
             wraps=hit.signature.wraps,
             began_s=self._clock(),
             tellings={_telling(hit)},
@@ -234,9 +222,7 @@ class ScannedIncidents:
         return found
 
     def began_s(self) -> float | None:
-        """Return when the first memory failure was printed, as the clock told; None where there is
-        none, or it is not known.
-        """
+        """Return the time of the first memory failure in seconds, or None if unknown."""
         began = (found.began_s for found in self.all if found.incident.is_oom)
         return min((at_s for at_s in began if at_s is not None), default=None)
 
@@ -274,7 +260,7 @@ class ScannedIncidents:
                 kind in _TOLD_IN_PIECES or facts.keys() <= own.keys() or own.keys() <= facts.keys()
             )
         )
-        # Ranks of one job fail together, each with its own figures.
+        # Ranks of one job fail together, each with its own numbers.
         sibling = (
             close
             and process != known.process
@@ -310,7 +296,7 @@ class ScannedIncidents:
             incident = replace(incident, facts={**told, **more, **exact})
         if kind in _TOLD_IN_PIECES and incident.phase == "unknown":
             incident = replace(incident, phase=known.context.phase_for(process) or "unknown")
-        # Another wording, or one with other facts, speaks of the same time.
+        # Another wording, or one with other facts, describes the same moment.
         again = sibling or telling in known.tellings
         known.tellings.add(telling)
         known.incident = replace(incident, repeated=incident.repeated + again)
@@ -333,9 +319,10 @@ class ScannedIncidents:
         evidence: Evidence,
         line: int,
     ) -> None:
-        """Take the kind from the outer message; the inner one came first and holds the figures.
+        """Use the kind of the outer message; the inner one came first and has the numbers.
 
-        The frames between the two lead to the inner one: an exception's cause is printed before it.
+        The frames between both belong to the inner one, because an exception's cause is printed
+        first.
         """
         incident = inner.incident
         between = (
@@ -345,7 +332,7 @@ class ScannedIncidents:
         inner.own = {**facts, **inner.own}
         inner.kinds.add(hit.kind or "other")
         inner.becomes = dict(hit.signature.becomes)
-        inner.phase_is_told = True
+        inner.phase_is_known = True
         inner.incident = replace(
             incident,
             kind=hit.kind or incident.kind,

@@ -1,5 +1,6 @@
-"""The inputs that paths name: a file, a folder, a pattern, an object behind a URL; in the order of
-the paths, of each sorted.
+"""Expand paths to inputs: a file, a folder, a pattern, an object behind a URL.
+
+The inputs keep the order of the paths and are sorted within each.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from oomguard.core.errors import InputError
 from oomguard.core.records import Record
 from oomguard.scan.compressed import format_of
 from oomguard.scan.non_logs import WIDE_TEXT, is_named_pickle
-from oomguard.scan.source import shown
+from oomguard.scan.source import printable_path
 
-# Who wrote a log, as its place tells: a pod and container, a node, a job, a task, a rank; the
-# patterns are data (``inputs.toml``).
+# A log's path may show its writer: a pod and container, a node, a job, a task, a rank. inputs.toml
+# has the patterns.
 
 _FILE: Final = Path(__file__).with_name("inputs.toml")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Writer(Record):
-    """Who wrote a log, as far as its path tells; None: the path does not tell. ``layout`` names
-    whose habit the path follows.
+    """Describe the writer of a log by its path; None fields are unknown.
+
+    ``layout`` is the name of the matching layout.
     """
 
     layout: str | None = None
@@ -47,9 +49,7 @@ class Writer(Record):
 
     @property
     def words(self) -> str:
-        """The writer in words, as ``pod ns/name container engine``; empty where nothing
-        is known.
-        """
+        """Return the writer in words, as ``pod ns/name container engine``; empty if unknown."""
         pod = "/".join(filter(None, (self.namespace, self.pod)))
         job = "_".join(filter(None, (self.job, self.task)))
         named = (
@@ -65,7 +65,7 @@ class Writer(Record):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One habit of naming logs: the pattern of a path."""
+    """Describe one convention for log names: the pattern of a path."""
 
     name: str
     pattern: re.Pattern[str]
@@ -80,57 +80,52 @@ def layouts() -> tuple[Layout, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def writer_of(path: str) -> Writer:
-    """Return who wrote the log at this path or URL."""
+    """Return the writer of the log at this path or URL."""
     for layout in layouts():
         if found := layout.pattern.search(path):
-            told = found.groupdict()
-            told["job"] = told.get("job") or told.pop("submission", None)
+            groups = found.groupdict()
+            groups["job"] = groups.get("job") or groups.pop("submission", None)
             return Writer(
                 layout.name,
-                **{name: told.get(name) for name in Writer.__slots__ if name != "layout"},
+                **{name: groups.get(name) for name in Writer.__slots__ if name != "layout"},
             )
     return Writer()
 
 
 def is_log_of_layout(path: str) -> bool:
-    """Return whether the path is that of a log in a known layout."""
+    """Return whether the path matches a log in a known layout."""
     return writer_of(path).layout is not None
 
 
-# The files that a pattern names: as ``glob`` has it, but no link leads ``**`` back into a folder
-# that it came through.
+# Expand patterns like ``glob``, but without endless loops through links in ``**``.
 
 _ANY_DEPTH = "**"
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the paths that match, sorted, each as the pattern is written: ``./a``
-    stays ``./a``.
-    """
+    """Return the matching paths, sorted and written like the pattern: ``./a`` stays ``./a``."""
     return sorted(set(_matching(pattern)))
 
 
 def _matching(pattern: str) -> Iterator[str]:
     parts = pattern.split(os.sep)  # noqa: PTH206 - ./ and // stay
     if _ANY_DEPTH not in parts:
-        # the pattern is a whole path, of this folder or of the root
+        # The pattern is a whole path in this folder or the root.
         yield from glob.iglob(pattern)  # noqa: PTH207
         return
     at = parts.index(_ANY_DEPTH)
-    # a pattern
+    # This part is a pattern.
     above, below = os.sep.join(parts[:at]), os.sep.join(parts[at + 1 :]) or "*"  # noqa: PTH118
     if at == 1 and not parts[0]:
         above = os.sep
     for start in glob.iglob(above) if above else ("",):  # noqa: PTH207 - as above
         for folder in _folders_from(start, frozenset()):
-            # as it was written
+            # This part is unchanged.
             yield from _matching(os.path.join(glob.escape(folder), below))  # noqa: PTH118
 
 
 def _folders_from(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-    """Yield a folder and those below it, hidden ones left out; a link to a folder above it is a way
-    back and not taken.
-    """
+    """Yield a folder and its visible sub-folders, without links back to a parent folder."""
     try:
         about = os.stat(folder or os.curdir)  # noqa: PTH116 - as below
         children = sorted(os.scandir(folder or os.curdir), key=lambda child: child.name)
@@ -142,14 +137,14 @@ def _folders_from(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[st
     yield folder
     for child in children:
         if not child.name.startswith(".") and child.is_dir():
-            # "" stays ""
+            # An empty name stays empty.
             yield from _folders_from(os.path.join(folder, child.name), above | {own})  # noqa: PTH118
 
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SAMPLE_BYTES: Final = 1024
-# What a project's folder has beside its logs; a file that is named, or lies in the folder itself,
-# is read whatever its name.
+# A project's folder has these files besides its logs. A file in the named folder itself is always
+# read.
 _SOURCE_CODE: Final = (
     ".py",
     ".pyi",
@@ -181,12 +176,11 @@ _SOURCE_CODE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input as it is named to the user; ``is_named`` says that the user named it rather than a
-    folder or pattern around it.
+    """Describe one input; ``is_named`` means that the user named it directly.
 
-    ``size_bytes`` and ``modified_at`` (Unix seconds) are None where nothing tells them: standard
-    input, a pipe. Inputs with the same ``file`` are one file under several names; None: it is no
-    file, or nothing tells.
+    ``size_bytes`` and ``modified_at`` (Unix seconds) are None if unknown: standard input, a pipe.
+    Inputs with the same ``file`` are one file under several names; None if it is not a file or
+    unknown.
     """
 
     path: str
@@ -198,11 +192,9 @@ class Input:
 
 @dataclass(slots=True)
 class Inputs:
-    """What was found: the inputs, an error for each path that names none, the folders without a
-    file, and the links that lead nowhere.
+    """Hold the found inputs, errors of paths without any, empty folders and broken links.
 
-    ``no_logs`` is how many files of sub-folders were left out, as binary or as source code by their
-    names.
+    ``no_logs`` is the number of skipped files in sub-folders, binary or source code by name.
     """
 
     found: list[Input] = field(default_factory=list)
@@ -213,18 +205,16 @@ class Inputs:
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is that of an object elsewhere (``s3://bucket/logs``); a local file of
-    that name comes first.
-    """
+    """Return whether a path is a remote object (``s3://bucket/logs``); local files come first."""
     return _URL.match(path) is not None and not os.path.lexists(path)
 
 
 def find_inputs(paths: Iterable[str]) -> Inputs:
     """Return the inputs of all paths.
 
-    A folder means the files in it and in its sub-folders; of these, what is hidden, binary or
-    source code is left out, and links to folders are not followed. A pattern (``*``, ``?``,
-    ``[…]``, ``**``) counts where no file has that name.
+    A folder includes its files and sub-folders. From those it skips hidden files, binaries and
+    source code, and does not follow links to folders. A pattern (``*``, ``?``, ``[…]``, ``**``)
+    applies if no file has that name.
     """
     inputs = Inputs()
     for path in paths:
@@ -236,8 +226,8 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
         except InputError as error:
             inputs.errors.append(error)
         except OSError as error:
-            inputs.errors.append(InputError(f"{shown(path)}: {error.strerror}"))
-        except ValueError:  # a null byte in the name, which reading it reports
+            inputs.errors.append(InputError(f"{printable_path(path)}: {error.strerror}"))
+        except ValueError:  # a null byte in the name, which a read reports
             inputs.found.append(Input(path, is_named=True))
     return inputs
 
@@ -255,7 +245,7 @@ def _at(path: str, inputs: Inputs) -> Iterator[Input]:
         files = list(_are_files(matching(path), inputs.dangling))
         if not files:
             raise InputError(
-                f"{shown(path)}: no file matches",
+                f"{printable_path(path)}: no file matches",
                 hint="quote the pattern; ** takes folders of any depth",
             )
         yield from (_local(name, is_named=False) for name in files)
@@ -267,16 +257,14 @@ def _local(path: str, *, is_named: bool) -> Input:
     try:
         about = Path(path).stat()
     except (OSError, ValueError):
-        return Input(path, is_named)  # reading it tells why
+        return Input(path, is_named)  # a read reports the reason
     if not stat.S_ISREG(about.st_mode):
         return Input(path, is_named)
     return Input(path, is_named, about.st_size, about.st_mtime, (about.st_dev, about.st_ino))
 
 
 def _are_files(paths: Iterable[str], dangling: list[str]) -> Iterator[str]:
-    """Yield those paths that are files, as they were matched; links that lead nowhere are added to
-    ``dangling``.
-    """
+    """Yield the matched paths that are files, and add broken links to ``dangling``."""
     for path in paths:
         if os.path.isfile(path):  # noqa: PTH113 - ./a stays ./a
             yield path
@@ -290,11 +278,11 @@ def _files_in(top: str, inputs: Inputs) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         if error.filename == top:
             raise error
-        inputs.errors.append(InputError(f"{shown(str(error.filename))}: {error.strerror}"))
+        inputs.errors.append(InputError(f"{printable_path(str(error.filename))}: {error.strerror}"))
 
     for folder, below, names in os.walk(top, onerror=refuse):
         below[:] = sorted(name for name in below if not name.startswith("."))
-        # os.walk lists links to folders as folders; as a path has them, so that ./a stays ./a.
+        # os.walk treats links to folders as folders. Paths keep their form, so that ./a stays ./a.
         paths = [os.path.join(folder, name) for name in sorted(names)]  # noqa: PTH118
         for path in _are_files(paths, inputs.dangling):
             if folder == top or _may_be_log(path):
@@ -304,7 +292,7 @@ def _files_in(top: str, inputs: Inputs) -> Iterator[str]:
 
 
 def _may_be_log(path: str) -> bool:
-    """Return whether a file that was met in a sub-folder may be a log or a snapshot."""
+    """Return whether a file in a sub-folder may be a log or a snapshot."""
     name = Path(path).name.lower()
     if name.startswith(".") or name.endswith(_SOURCE_CODE):
         return False
@@ -314,35 +302,32 @@ def _may_be_log(path: str) -> bool:
         with Path(path).open("rb") as file:
             head = file.read(_SAMPLE_BYTES)
     except OSError:
-        return True  # reading it says why it cannot be read
+        return True  # a read reports why it fails
     return b"\0" not in head or head.startswith(WIDE_TEXT) or format_of(head) is not None
 
 
-# Each file is read once, however many paths lead to it: links, folders within folders, patterns
-# that overlap.
+# Several paths may lead to one file: links, folders within folders, overlapping patterns. Each file
+# is read once.
 
 
 def read_once(inputs: Sequence[Input], *, keeps_named: bool) -> tuple[list[Input], int]:
-    """Return the inputs, in their order, without those that lead to a file of another, and how many
-    those are.
+    """Return the inputs in order without duplicates, and the number of duplicates.
 
-    Of several paths the one stays that tells most of who wrote the log, then one without a link in
-    it, then the first.
+    Among several paths the one with the most information about the writer stays, then one without a
+    link, then the first.
 
     Args:
-        inputs: all that were found.
-        keeps_named: whether each path that the user named stays: there is one answer for each.
+        inputs: all found inputs.
+        keeps_named: whether every path that the user named stays, with its own answer.
     """
     same: dict[object, list[Input]] = {}
     for one in inputs:
         if one.file is not None:
             same.setdefault(one.file, []).append(one)
-    dropped = {
-        id(one)
-        for paths in same.values()
-        if len(paths) > 1
-        for one in _repeated(paths, keeps_named)
-    }
+    dropped: set[int] = set()
+    for paths in same.values():
+        if len(paths) > 1:
+            dropped.update(id(one) for one in _repeated(paths, keeps_named))
     return [one for one in inputs if id(one) not in dropped], len(dropped)
 
 
@@ -351,14 +336,14 @@ def _repeated(paths: Sequence[Input], keeps_named: bool) -> Iterable[Input]:
         named = [one for one in paths if one.is_named]
     else:
         named = []
-    kept = named or [min(paths, key=_rank)]  # min() takes the first of equals
+    kept = named or [min(paths, key=_rank)]  # min() returns the first of equals
     return (one for one in paths if not any(one is other for other in kept))
 
 
 def _rank(one: Input) -> tuple[int, bool]:
 
     writer = writer_of(one.path)
-    told = (
+    fields = (
         writer.namespace,
         writer.pod,
         writer.container,
@@ -367,6 +352,6 @@ def _rank(one: Input) -> tuple[int, bool]:
         writer.task,
         writer.rank,
     )
-    # .. stays
+    # A ".." stays.
     has_link = not is_url(one.path) and os.path.realpath(one.path) != os.path.abspath(one.path)  # noqa: PTH100
-    return -sum(each is not None for each in told), has_link
+    return -sum(each is not None for each in fields), has_link

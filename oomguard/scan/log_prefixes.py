@@ -1,9 +1,8 @@
-"""Peel one raw line: wrappers of log collectors, terminal escapes and logger prefixes go, the words
-stay.
+"""Strip one raw line: remove collectors' wrappers, terminal escapes and logger prefixes.
 
-A log may come through Docker, kubectl, journald, SLURM or a launcher; each puts something before
-the engine's words. The names of the process and of its service or pod are kept, the rest is
-dropped. Evidence always quotes the raw line.
+A log may come through Docker, kubectl, journald, SLURM or a launcher, and each adds a prefix. This
+module keeps the names of the process and its service or pod, and drops the rest. Evidence always
+quotes the raw line.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from typing import Any, Final
 
 from oomguard.core.text import strip_escapes
 
-# How Python and IPython begin a traceback; Python puts a colon behind it.
+# Python and IPython begin a traceback like this; Python adds a colon.
 TRACEBACK: Final = "Traceback (most recent call last)"
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = (
     r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"
 )
 
-# What may stand before the words of a line. A group ``name`` is the process that wrote it,
-# ``service`` its container.
+# Prefixes of a line. The group ``name`` is its process, ``service`` its container.
 _PREFIXES: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -41,7 +39,7 @@ _PREFIXES: Final = tuple(
         r"\s*\[[\w/.-]+\.py:\d+\]\s?",
         # SGLang: "[2026-04-26 14:38:11 TP0]", "[2026-04-26 14:38:11 DP0 TP1 EP0]"
         rf"\s*\[{_STAMP}(?: [IWEF] \d+ \d+)?(?: (?P<name>(?:[DTPEA]{{1,3}}P\d+ ?)+))?\]\s?",
-        # DeepSpeed's launcher and Airflow's task log, behind their stamps
+        # DeepSpeed's launcher and Airflow's task log, after their time stamps
         rf"\s*\[{_LEVEL}\] \[[\w.]+:\d+:[\w<>]+\]\s?",
         rf"\s*(?:\[\d{{4}}-\d\d-\d\d, \d\d:\d\d:\d\d \w+\] )?\{{[\w.]+:\d+\}} {_LEVEL} - ",
         # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps,
@@ -49,7 +47,7 @@ _PREFIXES: Final = tuple(
         rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
         rf"\s*{_STAMP} [\w.-]+ [\w./@-]+\[\d+\]:\s",  # journald with full dates
         rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+(?: \[[^\]\n]{{1,60}}\])?)\s+[|-](?=\s)){{1,3}}\s?",
-        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",  # a level and a short date are vLLM's own
+        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",  # a level and a short date belong to vLLM
         # kubectl --prefix, docker compose and swarm, honcho, pm2
         r"\s*\[(?P<service>pod/[\w./-]+)\]\s?",
         r"(?:\d\d:\d\d:\d\d |\d{1,3}\|)?(?P<service>[\w.@-]{1,60})\s{1,30}\|\s?(?=\S)",
@@ -64,19 +62,19 @@ _PREFIXES: Final = tuple(
         r"\s*(?:[>#]+|//)\s(?=\s*\S)",
     )
 )
-# Colours that a collector wrote out: syslog's "#033[2m", a repr's "\\x1b[0m".
+# Color codes as text from a collector: syslog's "#033[2m", a repr's "\\x1b[0m".
 _WRITTEN_ESCAPE: Final = re.compile(r"(?:#033|\\x1b|\\u001b|\\033|\^\[|␛)\[[\d;]*m")
 # In "C:\\lib\\torch\\nn" the two characters of a line break are part of a name.
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|custom_nodes\\")
-# A console of rich's is padded to its width; where the record is from stands in its right margin.
+# rich pads its console to the full width and prints the record's source in the right margin.
 _MARGIN: Final = re.compile(r" {2,}(?:[\w.-]{1,60}\.py:\d+ *)?\Z")
 _MAX_PREFIXES: Final = 8
 _FRONT_END: Final = "APIServer"
 _MARGIN_CHARS: Final = 40
-# A record's level stands within so many characters.
+# A record's level is within this many characters.
 _LEVEL_CHARS: Final = 80
-# The fields in which collectors keep the line; those below show that an object is a collector's, or
-# a chat's.
+# Collectors store the line in these fields. The ones below identify a collector's or a chat's
+# object.
 _TEXT_FIELDS: Final = (
     "log",
     "message",
@@ -128,12 +126,10 @@ _CHAT_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlainLine:
-    """The words of one line without prefixes, and the process that its prefix names (None: no
-    process).
+    """Hold one line's words without prefixes, and its process (None: none).
 
-    ``service`` is what a first column names that may be a container's (``vllm-1 |``,
-    ``[pod/llm-0]``); ``is_record`` says that a process, a logger or a clock stands before the
-    words, besides it.
+    ``service`` is the first column if it may be a container (``vllm-1 |``, ``[pod/llm-0]``).
+    ``is_record`` means that there was also a process, a logger or a clock.
     """
 
     text: str
@@ -143,10 +139,8 @@ class PlainLine:
 
 
 def peel(line: str) -> PlainLine:
-    """Peel a collector's wrapping and escapes, then process, rank and logger prefixes in any order
-    until no more match.
-    """
-    # A collector's object may hold several lines, each with a prefix of its own.
+    """Remove a collector's wrapping and escapes, then all process, rank and logger prefixes."""
+    # A collector's object may contain several lines, each with its own prefix.
     inner, container = unwrap(line)
     peeled = [_peel_one(part) for part in inner.split("\n")]
     process = next((one.process for one in peeled if one.process), None)
@@ -169,7 +163,7 @@ def _peel_one(line: str) -> PlainLine:
                 named = match.groupdict()
                 name = (named.get("name") or "").strip() or None
                 if process is None or (name is not None and process.startswith(_FRONT_END)):
-                    process = name or process  # a front end prints what another process says
+                    process = name or process  # a front end prints another process's line
                 service = service or named.get("service")
                 is_record = is_record or "service" not in named
                 break
@@ -181,10 +175,10 @@ def _peel_one(line: str) -> PlainLine:
 
 
 def unwrap(line: str) -> tuple[str, str | None]:
-    """Return the line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger)
-    and the pod or container it names.
+    """Return the line in a collector's JSON object, and its pod or container.
 
-    Any other line comes back unchanged.
+    The object may come from Docker, CRI, journald or a JSON logger. Any other line returns
+    unchanged.
     """
     if not line.lstrip().startswith("{") or '"' not in line:
         return line, None
@@ -198,12 +192,12 @@ def unwrap(line: str) -> tuple[str, str | None]:
         or not _RECORD_FIELDS & record.keys()
     ):
         return line, None
-    told = _told(record)
-    return "\n".join(part.rstrip("\n") for part in told) if told else line, _service_of(record)
+    texts = _texts_of(record)
+    return "\n".join(part.rstrip("\n") for part in texts) if texts else line, _service_of(record)
 
 
 def _service_of(record: Mapping[str, Any]) -> str | None:
-    """Return the pod or the container that a collector names beside the line."""
+    """Return a collector's name of the pod or container."""
     about = record.get("kubernetes")
     if isinstance(about, dict):
         pod = about.get("pod_name")
@@ -217,38 +211,34 @@ def _service_of(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _told(record: Mapping[str, Any], depth: int = 2) -> list[str]:
-    """Return the texts of a collector's object: its own, and those of an error or a payload within
-    it.
-    """
+def _texts_of(record: Mapping[str, Any], depth: int = 2) -> list[str]:
+    """Return the texts of a collector's object, including a nested error or payload."""
     if _CHAT_FIELDS & record.keys():
         return []
     if isinstance(record.get("text"), str) and isinstance(record.get("record"), dict):
-        return [record["text"]]  # loguru's line, with the record that it was made from
-    told: list[str] = []
+        return [record["text"]]  # loguru's line, with its source record
+    texts: list[str] = []
     for name in (*_TEXT_FIELDS, *_ERROR_FIELDS):
         value = record.get(name)
         if isinstance(value, str):
-            told.append(value)
+            texts.append(value)
         elif isinstance(value, dict) and depth:
-            told += _told(value, depth - 1)
-    return told
+            texts += _texts_of(value, depth - 1)
+    return texts
 
 
 def without_escaped_breaks(text: str) -> str:
-    """Turn line breaks that a JSON body or a ``repr`` wrote as two characters into breaks."""
+    """Convert line breaks written as two characters (JSON, ``repr``) to real ones."""
     if "\\n" not in text or _WINDOWS_PATH.search(text):
         return text
     return text.replace("\\r\\n", "\n").replace("\\n", "\n")
 
 
-def tells_no_failure(line: str) -> bool:
-    """Return whether a line is a record of its own whose level says that nothing failed: no message
-    goes on with it.
-    """
+def excludes_failure(line: str) -> bool:
+    """Return whether a line is a record whose level excludes a failure; messages end before it."""
     return line.startswith("INFO ") or " INFO " in line[:_LEVEL_CHARS]
 
 
 def words_of(text: str) -> str:
-    """Return a line's words as anchors see them: with single spaces between them."""
+    """Return a line's words with single spaces, as anchors need them."""
     return " ".join(text.split())

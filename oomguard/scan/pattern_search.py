@@ -1,4 +1,4 @@
-"""Match one wording on a window: where it stands, and the facts that it and its clauses carry."""
+"""Match one wording on a window: its position, and the facts of it and its clauses."""
 
 from __future__ import annotations
 
@@ -15,42 +15,38 @@ from oomguard.core.facts import Fact
 from oomguard.rules.pattern import group_value
 from oomguard.rules.signature import Quotation, Signature, Wording
 from oomguard.scan.effective_settings import ECHO_ANCHOR
-from oomguard.scan.log_prefixes import PlainLine, tells_no_failure
+from oomguard.scan.log_prefixes import PlainLine, excludes_failure
 from oomguard.scan.source import Line
 
-# The processor time that the patterns of one input may take: a limit for each search, and one for
-# all of them together.
+# Limit the processor time of one input's patterns, for each search and in total.
 #
-# Counted is the searching thread's processor time, so that a loaded machine leaves out nothing that
-# an idle one finds.
+# It is the searching thread's processor time, so a busy machine gives the same result as an idle
+# one.
 
 SEARCH_TIMEOUT_S: Final = 0.5
-# What a search may take without counting: a shipped pattern takes well below a millisecond on a
-# line of usual length.
+# The free time of a search: a shipped pattern needs far less than a millisecond for a usual line.
 FREE_S: Final = 0.02
-# Beyond that all searches of one input share so much; then each has no more than the free part, and
-# is left out above it.
+# The shared time of all searches above the free part. Once it is used up, a search that exceeds the
+# free part is skipped.
 SHARED_S: Final = 5.0
 
 
 class SearchTime:
-    """What the searches of one input have taken so far."""
+    """Track the time of one input's searches."""
 
     def __init__(self) -> None:
         self._beyond_s = 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to tell where the shared time is gone, so that a slow pattern is left out at its
-        first search.
-        """
+        """Return a note if the shared time is used up and slow patterns were skipped."""
         if self._beyond_s < SHARED_S:
             return ()
         limit_ms = FREE_S * 1000
         return (
             (
-                f"slow patterns took {SHARED_S:g} s together: from then on each was left out after "
-                f"{limit_ms:g} ms"
+                f"slow patterns took {SHARED_S:g} s in total; after that oomguard skipped "
+                f"each search after {limit_ms:g} ms"
             ),
         )
 
@@ -58,13 +54,12 @@ class SearchTime:
         """Return the first match, or None.
 
         Args:
-            pattern: a pattern of a signature; one that is compiled on first use is compiled before
-                its time counts.
-            text: what is searched.
-            span: ``pos`` and ``endpos``, as of ``Pattern.search``.
+            pattern: a pattern of a signature; its compilation does not count.
+            text: the text to search.
+            span: ``pos`` and ``endpos``, as for ``Pattern.search``.
 
         Raises:
-            TimeoutError: the search takes longer than it may.
+            TimeoutError: the search exceeds its limit.
         """
         compiled = getattr(pattern, "compiled", pattern)
         began = time.thread_time()
@@ -74,7 +69,7 @@ class SearchTime:
             self._count(began)
 
     def first_behind(self, pattern: Any, text: str, position: int) -> Any:
-        """Return the first match that ends behind a position, or None; raise as ``search`` does."""
+        """Return the first match that ends after a position, or None; raises like ``search``."""
         compiled = getattr(pattern, "compiled", pattern)
         began = time.thread_time()
         try:
@@ -93,19 +88,19 @@ class SearchTime:
         self._beyond_s += max(0.0, time.thread_time() - began - FREE_S)
 
 
-# Join the few lines around an anchor into one text that a pattern can be matched on.
+# Join the few lines around an anchor to one text for a pattern.
 
 WINDOW_LINES = 16
 CONTEXT_LINES = 4
-# A window ends so many lines of the stream behind its anchor, however many processes print in turn.
+# A window ends this many lines after its anchor, however many processes take turns.
 MAX_AGE_LINES = 128
 WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
 
 # The allocator's sentences (c10/cuda/CUDACachingAllocator.cpp, torch 1.4 to 2.13), N for each
-# figure: a tool that wraps, and a message of several lines, have the process before the first line
-# alone; a line that begins with words from amid them goes on with the message.
+# number. If a tool wraps a message, only the first line has the process. A line that begins in the
+# middle of these sentences continues the message.
 _SENTENCES: Final = (
     " CUDA out of memory. Tried to allocate N GiB. GPU N has a total capacity of N GiB of which N "
     "GiB is free. Process N has N GiB"
@@ -134,15 +129,15 @@ _SENTENCES: Final = (
     "Available swa tokens: N ; Available swa: N"
     " ; Available mamba: N ; SWA available tokens: N "
 )
-# What stands for a figure, a unit and the allocator's options there.
+# Placeholders for a number, a unit and the allocator's options.
 _MARKS: Final = (
     (r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"),
     (r"\d[\d.]*", "N"),
     (r"\b(?:[KMG]iB|bytes)\b", "GiB"),
 )
 _BEGINS_WORDS: Final = 3
-# A terminal or a form cuts a line at its width, amid a word or a figure; narrower ones are not
-# used.
+# A terminal or a form cuts a line at its width, inside a word or number; narrower ones do not
+# occur.
 _LEAST_COLUMNS: Final = 40
 _WORDS: Final = frozenset(filter(str.isalpha, (word.strip("(),.;'") for word in _SENTENCES.split()))) | {
     "KiB", "MiB", "bytes", "OutOfMemoryError", "PyTorch", "non",
@@ -153,7 +148,7 @@ _DIGITS: Final = "0123456789."
 
 
 def _goes_on(text: str) -> bool:
-    """Return whether a line without a process begins amid the allocator's sentences."""
+    """Return whether a line without a process begins inside the allocator's sentences."""
     words = text[:120].removeprefix("...").split()[: 2 * _BEGINS_WORDS]
     begun = " ".join(words)
     for pattern, mark in _MARKS:
@@ -163,9 +158,7 @@ def _goes_on(text: str) -> bool:
 
 
 def _is_cut(before: str, behind: str) -> bool:
-    """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next
-    goes on with it.
-    """
+    """Return whether a line ends inside a word or number that the next line continues."""
     if (
         len(before) < _LEAST_COLUMNS
         or not behind[:1].isascii()
@@ -173,7 +166,7 @@ def _is_cut(before: str, behind: str) -> bool:
         or not behind.strip()
     ):
         return False
-    if before.endswith(" "):  # cut behind a word: the space is all that stands between the two
+    if before.endswith(" "):  # cut after a word: only the space separates both lines
         return all(
             part in _WORDS or part[:1].isdigit()
             for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;"))
@@ -186,9 +179,7 @@ def _is_cut(before: str, behind: str) -> bool:
 
 
 def _goes_on_with_figure(before: str, behind: str) -> bool:
-    """Return whether a line ends amid a figure of the allocator's, and the next has the rest of it
-    with its unit.
-    """
+    """Return whether a line ends inside an allocator number whose rest and unit follow."""
     known = before.rstrip(_DIGITS)
     rest = behind.lstrip(_DIGITS)
     if known == before or rest == behind or not known.endswith((" ", "(")):
@@ -201,7 +192,7 @@ def _goes_on_with_figure(before: str, behind: str) -> bool:
 
 
 def _joint(before: str, line: Line, text: str) -> str:
-    """Return what stands between two lines: nothing where one line was cut in two."""
+    """Return the separator of two lines: nothing if one line was cut in two."""
     if line.continued or _is_cut(before, text):
         return ""
     return "\n"
@@ -209,7 +200,7 @@ def _joint(before: str, line: Line, text: str) -> str:
 
 @dataclass(slots=True)
 class Window:
-    """The lines of one process around the line that holds an anchor, while they are collected."""
+    """Collect the lines of one process around an anchor's line."""
 
     candidates: list[Candidate]
     process: str | None
@@ -219,24 +210,25 @@ class Window:
     texts: list[str]
     limit: int = WINDOW_LINES
     complete: bool = False
-    # The lines before the anchor, whoever wrote them, peeled and as printed: the introduction of a
+    # The lines before the anchor from any process, stripped and as printed. The introduction of a
     # quotation names no process.
     context: tuple[tuple[int, str, str], ...] = ()
 
     @property
     def text(self) -> str:
-        """All lines, peeled and joined."""
+        """Return all lines, stripped and joined."""
         return "".join(self.texts)
 
     @property
     def anchor_span(self) -> tuple[int, int]:
-        """Where the anchor's line begins and ends in the joined text."""
+        """Return the start and end of the anchor's line in the joined text."""
         start = sum(map(len, self.texts[: self.anchor]))
         return start, start + len(self.texts[self.anchor])
 
     def above(self, index: int, *, raw: bool = False) -> str:
-        """Return the lines before one of this window's, whichever process wrote them; ``raw``: as
-        they were printed.
+        """Return the lines before one of this window's lines, from any process.
+
+        ``raw`` returns them as printed.
         """
         return "\n".join(
             printed if raw else text
@@ -245,7 +237,7 @@ class Window:
         )
 
     def index(self, position: int) -> int:
-        """Return the index of the line that holds a position of the joined text."""
+        """Return the index of the line at a position of the joined text."""
         end = 0
         for i, text in enumerate(self.texts):
             end += len(text)
@@ -254,37 +246,35 @@ class Window:
         return len(self.texts) - 1
 
     def next_record(self, position: int) -> int | None:
-        """Return where the first record of a log begins behind a position that tells no failure,
-        None where there is none.
-        """
+        """Return the start of the next log record without failure after a position, or None."""
         begin = 0
         for line, text in zip(self.lines, self.texts, strict=True):
-            if begin >= position and not line.continued and tells_no_failure(line.text):
+            if begin >= position and not line.continued and excludes_failure(line.text):
                 return begin
             begin += len(text)
         return None
 
     def line_around(self, position: int) -> tuple[str, int]:
-        """Return the joined line that holds a position, and the position within it."""
+        """Return the joined line at a position, and the position within it."""
         text = self.text
         start = text.rfind("\n", 0, position) + 1
         end = text.find("\n", position)
         return text[start : len(text) if end < 0 else end], position - start
 
     def extend(self, line: Line, plain: PlainLine, order: int) -> None:
-        """Take the next line of the stream if it belongs here and the window is not complete.
+        """Add the next line of the stream if it belongs here and the window is not complete.
 
         Args:
-            line: the line as it was printed.
-            plain: the same line, peeled.
-            order: its number within the stream.
+            line: the line as printed.
+            plain: the same line without prefixes.
+            order: its number in the stream.
         """
         if self.complete:
             return
         broken = False
         text = plain.text[:WINDOW_CHARS]
-        # A document wraps a prefixed line onto lines without a prefix: indented ones, and those
-        # that cannot begin a message.
+        # A document wraps a prefixed line onto lines without prefix: indented ones, and lines that
+        # cannot begin a message.
         indented = len(text) - len(text.lstrip()) >= 2
         if plain.process == self.process or (
             plain.process is None and (indented or _goes_on(text))
@@ -293,7 +283,7 @@ class Window:
             self.lines.append(line)
             self.orders.append(order)
         elif plain.process is None and plain.text.strip():
-            broken = True  # an unprefixed line after a prefixed one starts something else
+            broken = True  # an unprefixed line after a prefixed one begins something else
         own = self.texts[self.anchor + 1 :]
         self.complete = (
             broken
@@ -304,14 +294,13 @@ class Window:
 
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
-    """Open a window on the last of ``lines``; earlier ones belong to it if the same process wrote
-    them.
-    """
+    """Open a window on the last of ``lines``, with earlier ones of the same process."""
     process = lines[-1][2].process
     text = lines[-1][2].text
     same = [row for row in lines if row[2].process == process]
     if process is None and _goes_on(text):
-        # Wrapped behind a process: the message is that process's, with all that was wrapped so far.
+        # The message is wrapped after a process's prefix, so all wrapped lines belong to that
+        # process.
         process = next((row[2].process for row in reversed(lines) if row[2].process), None)
         same = [
             row
@@ -325,8 +314,8 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
         candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts
     )
     window.context = tuple((order, text.text, line.text) for order, line, text in lines)
-    # A frame or a figure takes its line or the next; only a failure and a list of settings go on
-    # for long.
+    # A frame or a number needs its line or the next. Only a failure and a list of settings are
+    # longer.
     if all(
         signature.kind is None and wording.anchor != ECHO_ANCHOR
         for signature, wording in candidates
@@ -335,13 +324,13 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
     return window
 
 
-# A message's clauses lie within so many characters of its wording: the longest allocator message
+# A message's clauses are within this many characters of its wording; the longest allocator message
 # has about 1000.
 CLAUSE_CHARS: Final = 2500
-# What introduces a quotation, or goes on from it, lies within so many characters of it.
+# The introduction or continuation of a quotation is within this many characters of it.
 ABOVE_CHARS: Final = 1500
-# From the beginning of a word, so that a long word is tried once; scripts without spaces write a
-# name behind the word before it.
+# From the start of a word, so that a long word is tried once. Scripts without spaces write a name
+# directly after the word before it.
 _NAME_BEGUN: Final = re.compile(
     r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII
 )
@@ -353,9 +342,7 @@ _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One wording found: its first and last line in the window, its length, its text, its facts and
-    where it begins.
-    """
+    """Hold one found wording: its lines in the window, its text, its facts and its position."""
 
     signature: Signature
     wording: Wording
@@ -368,25 +355,26 @@ class Hit:
 
     @property
     def kind(self) -> str | None:
-        """The kind of failure, None for a line that tells no failure."""
+        """Return the kind of failure, or None for a line without a failure."""
         return self.wording.kind or self.signature.kind
 
     @property
     def framework(self) -> str:
-        """The framework that printed it."""
+        """Return the framework that printed it."""
         return self.wording.framework or self.signature.framework
 
 
 def match(signature: Signature, wording: Wording, window: Window, time: SearchTime) -> Hit | None:
-    """Match a wording where it touches the anchor's line; None if it does not.
+    """Match a wording on the anchor's line; None if it does not match.
 
-    Raises TimeoutError if a search takes longer than it may: see ``SearchTime``.
+    Raises:
+        TimeoutError: a search exceeds its limit (``SearchTime``).
     """
     text = window.text
     begin, end = window.anchor_span
     found = time.first_behind(wording.pattern, text, begin)
     if found is None or found.start() >= max(1, end):
-        return None  # what does not touch the anchor's line belongs to another window
+        return None  # a match outside the anchor's line belongs to another window
     facts = captured(found)
     start, stop = found.span()
     if signature.clauses:
@@ -394,10 +382,10 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
         for clause in signature.clauses:
             part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
-                told = captured(part).items()
+                items = captured(part).items()
                 facts.update(
                     (name, fact)
-                    for name, fact in told
+                    for name, fact in items
                     if name not in facts or refines(fact, facts[name])
                 )
                 stop = max(stop, part.end())
@@ -419,11 +407,10 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
 def _next_message(
     signature: Signature, own: Wording, window: Window, position: int, time: SearchTime
 ) -> int:
-    """Return where the message that ends behind a position is over: clauses behind it belong to
-    another one.
+    """Return the end of the message that ends after a position; later clauses are another's.
 
-    That is where the next one of its signature begins, with its line, or an exception of any name,
-    or a record of the log that tells no failure.
+    The end is the next match of its signature, with its line, an exception of any name, or a log
+    record without failure.
     """
     text = window.text
     headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
@@ -440,7 +427,7 @@ def _next_message(
 
 
 def captured(found: Any) -> dict[str, Fact]:
-    """Return the facts that the named groups of a match tell."""
+    """Return the facts in the named groups of a match."""
     facts: dict[str, Fact] = {}
     for group, captured in found.capturesdict().items():
         if not captured or group.startswith("_"):
@@ -459,20 +446,21 @@ def captured(found: Any) -> dict[str, Fact]:
 
 
 def agree(one: Fact, other: Fact) -> bool:
-    """Return whether two facts may be one figure, printed with more digits and with fewer."""
+    """Return whether two facts may be the same number with different precision."""
     if isinstance(one.value, (str, bool)) or isinstance(other.value, (str, bool)):
         return one.value == other.value
     return abs(one.value - other.value) <= one.slack + other.slack
 
 
 def refines(one: Fact, known: Fact) -> bool:
-    """Return whether a fact is a known figure with more digits."""
+    """Return whether a fact is a known number with more digits."""
     return one.slack < known.slack and agree(one, known)
 
 
 def best_of(hits: list[Hit]) -> Hit:
-    """Return the wording with most figures: a bare headline is part of the whole message, a wrapper
-    stands for what it wraps.
+    """Return the wording with the most numbers.
+
+    A bare headline is part of the whole message, and a wrapper represents its cause.
     """
     best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
     outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
@@ -488,17 +476,17 @@ def quoted(
     time: SearchTime,
     slow: Callable[[Quotation], None],
 ) -> str | None:
-    """Return the name of the quotation that holds the message (source code, a prompt, advice), None
-    for a real failure.
+    """Return the name of the quotation around a message, or None for a real failure.
 
-    ``slow`` is told of each quotation whose search takes longer than it may: see ``SearchTime``.
+    A quotation is source code, a prompt or advice. ``slow`` receives each quotation whose search
+    exceeds its limit (``SearchTime``).
     """
     line, start = window.line_around(hit.position)
     above = window.above(hit.first)[-ABOVE_CHARS:]
     raw = window.lines[hit.first].text
     at = start
-    # The wording may begin with the exception's name; what stands before the words behind it tells
-    # a quotation.
+    # The wording may begin with the exception's name. The text before the words after it shows a
+    # quotation.
     name = _EXCEPTION_NAME.match(line, at)
     if name:
         at = name.end()

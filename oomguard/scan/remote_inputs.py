@@ -1,6 +1,4 @@
-"""Logs that lie elsewhere (``s3://``, ``gs://``, whatever fsspec speaks): listed, and read as a
-stream of bytes.
-"""
+"""List remote logs (``s3://``, ``gs://``, any fsspec protocol) and read them as streams."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from typing import IO, Any, Final, cast
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
 from oomguard.scan.inputs import Input, is_log_of_layout
-from oomguard.scan.source import shown, unpacked
+from oomguard.scan.source import decompress, printable_path
 
-# Whole objects come in blocks of so many bytes: a log of usual size in one request.
+# Objects are read in blocks of this size, so a usual log needs one request.
 _BLOCK_BYTES: Final = 8 << 20
 _MAGIC: Final = frozenset("*?[")
-# What answers for objects, by the protocol of the URL: what pip installs.
+# The packages that read objects, by the protocol of the URL; names for pip.
 _PACKAGES: Final = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -32,12 +30,12 @@ _TIMES: Final = ("LastModified", "mtime", "updated", "last_modified", "created")
 
 
 def find_objects(url: str) -> Iterator[Input]:
-    """Yield the objects of a URL: itself, those in it, or those that match a pattern.
+    """Yield the objects of a URL: itself, its contents, or the matches of a pattern.
 
     Raises:
-        InputError: it cannot be listed, with the reason; what speaks its protocol is not installed.
+        InputError: the listing failed, with the reason, or the protocol's package is missing.
     """
-    with _told(url):
+    with _as_input_errors(url):
         system, path = _system(url)
         if _MAGIC & set(path):
             matched = {
@@ -47,7 +45,8 @@ def find_objects(url: str) -> Iterator[Input]:
             }
             if not matched:
                 raise InputError(
-                    f"{shown(url)}: no object matches", hint="** takes folders of any depth"
+                    f"{printable_path(url)}: no object matches",
+                    hint="** takes folders of any depth",
                 )
             yield from (_input(system, matched[name], is_named=False) for name in sorted(matched))
             return
@@ -64,33 +63,32 @@ def find_objects(url: str) -> Iterator[Input]:
 
 
 def open_object(url: str, on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Open an object as ``open_log`` opens a file: a compressed one is unpacked.
+    """Open an object like ``open_log`` opens a file, unpacking a compressed one.
 
     Raises:
-        InputError: with the reason why it cannot be read.
+        InputError: with the reason why it is unreadable.
     """
-    with _told(url):
+    with _as_input_errors(url):
         system, path = _system(url)
-        return unpacked(
-            cast("IO[bytes]", _Told(system.open(path, "rb", block_size=_BLOCK_BYTES), url)),
+        return decompress(
+            cast("IO[bytes]", _NamedStream(system.open(path, "rb", block_size=_BLOCK_BYTES), url)),
             url,
             on_read,
         )
 
 
 def modified_at(url: str) -> float | None:
-    """Return when an object was last written, in Unix seconds; None where its keeper
-    does not tell.
-    """
+    """Return an object's last modification in Unix seconds, or None if unknown."""
     with contextlib.suppress(Exception):
         system, path = _system(url)
         return _modified_at(system.info(path))
     return None
 
 
-class _Told:
-    """A stream whose failures name the object: what a keeper's library raises in the middle of a
-    read is a failure of the input.
+class _NamedStream:
+    """Wrap a stream so that its errors name the object.
+
+    A library's error in the middle of a read is a failure of the input.
     """
 
     def __init__(self, stream: Any, url: str) -> None:
@@ -98,11 +96,11 @@ class _Told:
         self._url = url
 
     def read(self, size: int = -1, /) -> bytes:
-        with _told(self._url):
+        with _as_input_errors(self._url):
             return bytes(self._stream.read(size))
 
     def readinto(self, buffer: Any, /) -> int:
-        with _told(self._url):
+        with _as_input_errors(self._url):
             return int(self._stream.readinto(buffer))
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +113,7 @@ def _system(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError:
         raise InputError(
-            f"{shown(url)}: reading it takes fsspec, which is not installed",
+            f"{printable_path(url)}: oomguard needs fsspec to read it, which is not installed",
             hint=install_hint("fleet"),
         ) from None
     try:
@@ -127,43 +125,43 @@ def _system(url: str) -> tuple[Any, str]:
         else:
             hint = "fsspec's documentation names the package"
         raise InputError(
-            f"{shown(url)}: what speaks {protocol}:// is not installed", hint=hint
+            f"{printable_path(url)}: the package for {protocol}:// is not installed", hint=hint
         ) from None
     except ValueError as error:
         raise InputError(
-            f"{shown(url)}: {error}", hint="a path, s3://BUCKET/KEY or gs://BUCKET/KEY"
+            f"{printable_path(url)}: {error}",
+            hint="give a path, s3://BUCKET/KEY or gs://BUCKET/KEY",
         ) from None
     return system, path
 
 
 @contextlib.contextmanager
-def _told(url: str) -> Iterator[None]:
-    """Raise what goes wrong with an object as InputError: each keeper's library has errors of its
-    own.
-    """
+def _as_input_errors(url: str) -> Iterator[None]:
+    """Raise every error of an object as InputError, because libraries have their own types."""
     try:
         yield
     except (InputError, GeneratorExit, MemoryError):
         raise
     except PermissionError as error:
-        hint = (
-            "check the credentials that this process has for it, and that they permit listing and "
-            "reading"
-        )
-        raise InputError(f"{shown(url)}: no permission ({_short(error)})", hint=hint) from None
+        hint = "check this process's credentials, and that they permit listing and reading"
+        raise InputError(
+            f"{printable_path(url)}: no permission ({_short(error)})", hint=hint
+        ) from None
     except FileNotFoundError:
-        raise InputError(f"{shown(url)}: there is no such object, folder or bucket") from None
+        raise InputError(
+            f"{printable_path(url)}: there is no such object, folder or bucket"
+        ) from None
     except Exception as error:  # noqa: BLE001
-        # botocore, aiohttp and gcsfs raise families of their own
+        # botocore, aiohttp and gcsfs raise their own families of errors.
         no_credentials = type(error).__name__ == "NoCredentialsError"
         raise InputError(
-            f"{shown(url)}: {type(error).__name__}: {_short(error)}",
+            f"{printable_path(url)}: {type(error).__name__}: {_short(error)}",
             hint="aws configure" if no_credentials else None,
         ) from None
 
 
 def _short(error: BaseException) -> str:
-    return shown(" ".join(str(error).split()))[:200] or "no reason given"
+    return printable_path(" ".join(str(error).split()))[:200] or "no reason given"
 
 
 def _input(system: Any, about: Mapping[str, Any], *, is_named: bool) -> Input:
@@ -172,9 +170,7 @@ def _input(system: Any, about: Mapping[str, Any], *, is_named: bool) -> Input:
 
 
 def _file(system: Any, about: Mapping[str, Any]) -> object:
-    """Return which object it is, whatever names lead to it: of this machine's own files by what a
-    link leads to.
-    """
+    """Return the identity of an object under any name; links count as their target."""
     if type(system).__name__ == "LocalFileSystem":
         with contextlib.suppress(OSError, ValueError):
             there = Path(about["name"]).stat()

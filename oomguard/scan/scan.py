@@ -1,7 +1,6 @@
-"""Find incidents in a stream of lines: anchors first, then patterns on a short window of peeled
-lines.
+"""Find incidents in a stream of lines: anchors first, then patterns on a short window.
 
-The scanner takes line by line and keeps a bounded state: the same code reads a saved log and a
+The scanner reads line by line with a limited state, so the same code reads a saved log and a
 running child.
 """
 
@@ -48,7 +47,7 @@ from oomguard.scan.engine_errors import EngineErrors
 from oomguard.scan.exceptions import UserFrames
 from oomguard.scan.generic_failures import Unrecognized
 from oomguard.scan.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
-from oomguard.scan.log_prefixes import TRACEBACK, PlainLine, peel, tells_no_failure, words_of
+from oomguard.scan.log_prefixes import TRACEBACK, PlainLine, excludes_failure, peel, words_of
 from oomguard.scan.pattern_search import (
     Candidate,
     Hit,
@@ -62,31 +61,29 @@ from oomguard.scan.pattern_search import (
 from oomguard.scan.skim import Gap
 from oomguard.scan.source import Line
 
-# What the kernel's report of a kill for memory has in lines of their own: who had most, and the
-# host's memory.
+# The kernel's report of an out-of-memory kill lists processes and the host's memory on separate
+# lines.
 #
 # Linux mm/oom_kill.c dump_tasks, 2.6 to 6.12: the columns between ``rss`` and the name differ by
 # version.
 
 _HEADS: Final = ("Tasks state (memory values in pages)", "tgid total_vm")
 _PAGE_BYTES: Final = 4096
-# pid, uid, tgid and total_vm; then rss, and two to eight numbers before the name
+# The columns are pid, uid, tgid, total_vm, rss, two to eight numbers, and the name.
 _ROW: Final = re.compile(
     r"\[ *\d{1,10}\] +\d{1,10} +\d{1,10} +\d{1,15} +(\d{1,15})(?: +-?\d{1,15}){2,8} +(\S.{0,60})$"
 )
-# Between the table and the kernel's own words on whom it ended.
+# The distance from the table to the kernel's line about the killed process.
 _NEAR_LINES: Final = 400
 _BEGIN: Final = "invoked oom-killer"
-# The report has the host's zones and nodes before its table of processes.
+# The report lists the host's zones and nodes before its table of processes.
 _REPORT_LINES: Final = 200
 _RAM: Final = re.compile(r"\b(\d{3,15}) pages RAM\b")
 
 
 @dataclass(slots=True)
 class HostTasks:
-    """The largest process of each table so far, by the lines of the table, and the host's memory by
-    its line.
-    """
+    """Track the largest process of each table and the host's memory, by line."""
 
     found: list[tuple[int, int, int, str]] = field(default_factory=list)
     totals: list[tuple[int, int]] = field(default_factory=list)
@@ -95,11 +92,11 @@ class HostTasks:
 
     @property
     def is_open(self) -> bool:
-        """Whether a report goes on, so that a line without any anchor may belong to it."""
+        """Return whether a report continues, so that a line without anchor may belong to it."""
         return self._in_table or self._lines_left > 0
 
     def see(self, text: str, line: int) -> None:
-        """Take a line that begins a report or a table or, while one is open, may belong to it."""
+        """Add a line that begins a report or a table, or may belong to an open one."""
         if any(head in text for head in _HEADS):
             if not self._in_table:
                 self.found.append((line, line, 0, ""))
@@ -127,9 +124,7 @@ class HostTasks:
             self.found[-1] = (first, line, most, name)
 
     def facts(self, first_line: int, last_line: int) -> dict[str, Fact]:
-        """Return who had most memory, and how much the host has, by the report beside a failure's
-        lines.
-        """
+        """Return the largest process and the host's memory from the report near a failure."""
         facts = {}
         for line, total in self.totals:
             if first_line <= line <= last_line + _NEAR_LINES:
@@ -142,18 +137,18 @@ class HostTasks:
         return facts
 
 
-# oomguard's own output in a log: what it tells of a failure, of another rank's or of one that it
-# remedied, is none of its own.
+# A log may contain oomguard's own output. Its panels, events and notes describe failures that are
+# not the log's own.
 #
-# A line is passed over for its own form, never for where it stands: what others print in between is
-# read. Known are a panel's lines by the panel's title, an event by its name, the lines of an
-# exception's note below it, and the JSON, Markdown and HTML that commands write.
+# The form of a line decides, never its position, so other programs' lines in between still count.
+# The forms are a panel by its title, an event by its name, an exception's note by its lines, and
+# the JSON, Markdown and HTML of commands.
 
 _EVENT: Final = "oomguard: "
 _EVENT_AS_JSON: Final = '"logger": "oomguard"'
 _OBJECT: Final = '{"schema": 1, "'
 _OBJECTS: Final = ('"verdict": "', '"attempts": [', '"groups": [')
-# What a diagnosis without a failure, and a plan, say in one line.
+# The single line of a diagnosis without failure, or of a plan.
 _NONE_FOUND: Final = ": no memory failure found"
 _NO_FIT: Final = "does not fit: "
 _TABLE: Final = "What oomguard did"
@@ -162,14 +157,14 @@ _EVIDENCE: Final = "<details><summary>Evidence ("
 _PAGE_ENDS = "</main>"
 _EVIDENCE_ENDS = "</details>"
 _BEGINS: Final = (_EVENT, "{", "\u256d\u2500 ", "+- ", "<", _TABLE, _NO_FIT)
-# Boxes as rich draws them, round or of ASCII; others' boxes (a traceback, an error of a command
-# line) have other titles.
+# rich draws these boxes, round or in ASCII. Other programs' boxes (a traceback, an error of a
+# command line) have other titles.
 _TOP: Final = re.compile(r"(?:\u256d\u2500|\+-) (?P<title>[^\u2500]+?) ?[\u2500-]*[\u256e+]\s*\Z")
 _SIDE: Final = re.compile(r"[\u2502|].*[\u2502|]\s*\Z")
 _BOTTOM: Final = re.compile(r"(?:\u2570\u2500+\u256f|\+-{8,}\+)\s*\Z")
 _START: Final = re.compile(r"start \d+\b")
 _LEAST_CUT_CHARS: Final = 6
-# A box is no longer than that; where its end is lost, or nobody looked at it, it ends there.
+# A box without a visible end ends after this many lines.
 _MOST_LINES: Final = 200
 _NOTED: Final = re.compile(
     r"  (?:why|where|budget|tried|change|do first|then|not changed|unknown|to decide|note): "
@@ -180,9 +175,7 @@ _KIND: Final = re.compile(rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})
 
 @dataclass(slots=True)
 class _Writer:
-    """What one process has printed of ours: the boxes that are open, innermost last, each with the
-    line that it began on.
-    """
+    """Track one process's open boxes, innermost last, each with its first line."""
 
     boxes: list[tuple[bool, int]] = field(default_factory=list)
     is_own: bool = False
@@ -192,38 +185,38 @@ class _Writer:
 
 
 class OwnReports:
-    """Tells which lines of an input are oomguard's own.
+    """Recognize oomguard's own lines in an input.
 
     Attributes:
-        told: what they tell of, by kind where they name it, with the line that told it first.
+        mentions: the failures that they mention, by kind if named, each with its first line.
     """
 
     def __init__(self) -> None:
         self._writers: dict[tuple[str, str | None], _Writer] = {}
-        self.told: dict[str, int] = {}
+        self.mentions: dict[str, int] = {}
 
     def takes(self, line: Line, plain: PlainLine, stream: str) -> bool:
-        """Return whether the next line of a stream is our own."""
+        """Return whether the next line of a stream is oomguard's own."""
         writer = self._writers.get((stream, plain.process))
         if writer is None:
             begins = plain.text.startswith(_BEGINS) or plain.text.endswith(_NONE_FOUND)
             if not begins and _EVENT_AS_JSON not in line.text:
                 return False
             writer = self._writers[stream, plain.process] = _Writer()
-        if not line.continued:  # a segment of a long line is what its first one was
+        if not line.continued:  # a segment of a long line has the same source as the first one
             writer.is_own = self._is_own(writer, line, plain.text)
         return writer.is_own
 
     @property
     def note(self) -> tuple[str, ...]:
-        """What is told where an input holds no failure beside them."""
-        if not self.told:
+        """Return a note for an input whose only failures are in oomguard's own lines."""
+        if not self.mentions:
             return ()
-        told = ", ".join(f"{what} (line {number})" for what, number in self.told.items())
+        mentions = ", ".join(f"{what} (line {number})" for what, number in self.mentions.items())
         return (
             (
-                f"oomguard's own report is no failure of its own: {told}: read the log that it was "
-                "made from"
+                f"this is oomguard's own report, not a failure of its own: {mentions}; read "
+                "the original log"
             ),
         )
 
@@ -248,9 +241,7 @@ class OwnReports:
         return text.startswith(_OBJECT) and any(key in text for key in _OBJECTS)
 
     def _is_of_page(self, writer: _Writer, line: Line, text: str) -> bool:
-        """Return whether a line is of a page, or one of the lines that a report in
-        Markdown quotes.
-        """
+        """Return whether a line belongs to an HTML page or is quoted in a Markdown report."""
         if writer.ends:
             is_own = writer.ends == _PAGE_ENDS or _QUOTED.match(text) is not None
             if text.startswith(writer.ends) or (writer.ends == _PAGE_ENDS and _PAGE_ENDS in text):
@@ -258,7 +249,7 @@ class OwnReports:
             return is_own
         if text.startswith((_PAGE, _EVIDENCE)):
             whole = _PAGE_ENDS in text
-            self.told.setdefault("a failure", line.number)
+            self.mentions.setdefault("a failure", line.number)
             if text.startswith(_EVIDENCE):
                 writer.ends = _EVIDENCE_ENDS
             elif whole:
@@ -275,7 +266,7 @@ class OwnReports:
             if is_own or text.startswith("\u256d"):
                 writer.boxes.append((is_own, line.number))
             if kind is not None:
-                self.told.setdefault(kind, line.number)
+                self.mentions.setdefault(kind, line.number)
             return is_own
         if writer.boxes and line.number - writer.boxes[-1][1] > _MOST_LINES:
             writer.boxes.clear()
@@ -287,11 +278,11 @@ class OwnReports:
 
     def _names(self, found: re.Match[str] | None, line: Line) -> None:
         if found is not None:
-            self.told.setdefault(found[1], line.number)
+            self.mentions.setdefault(found[1], line.number)
 
 
 def _kind_of(title: str) -> str | None:
-    """Return the kind that a box is titled with; a narrow one cuts it."""
+    """Return the kind in a box's title, which a narrow box cuts."""
     if title in KINDS:
         return title
     return next(
@@ -299,13 +290,12 @@ def _kind_of(title: str) -> str | None:
     )
 
 
-# Which service or pod each line of a log of several containers is of: ``docker compose logs``,
-# ``kubectl logs --prefix``, collectors.
+# A log of several containers (``docker compose logs``, ``kubectl logs --prefix``, collectors) has
+# the service or pod on each line.
 #
-# In containers all engines have the same process numbers, so what one prints must not be taken for
-# another's.
+# Containers reuse the same process numbers, so lines of different engines must stay separate.
 
-# A collector's own word, not a column that may be a table's.
+# A collector's own word, not a table column.
 _NAMED = ("pod/", "container/")
 # A logger's column, not a container's.
 _LEVELS = frozenset(
@@ -314,11 +304,11 @@ _LEVELS = frozenset(
 
 
 class Services:
-    """The services that one stream has named so far.
+    """Track the services of one stream.
 
-    A first column is a service's name once a process, a logger or a clock stands behind it, or once
-    two lines in a row have the same: a row of a table has neither. A line without the column goes
-    on with the service of the line before it.
+    A first column is a service if a process, a logger or a clock follows, or if two lines in a row
+    have the same one, unlike a table's row. A line without the column continues the service of the
+    line before.
     """
 
     def __init__(self) -> None:
@@ -327,7 +317,7 @@ class Services:
         self._before: str | None = None
 
     def of(self, line: PlainLine) -> str | None:
-        """Return the service of the next line, None before any was named."""
+        """Return the service of the next line, or None before the first one."""
         name = line.service
         if name is not None and name.upper() not in _LEVELS and not name.isdigit():
             if name.startswith(_NAMED) or line.is_record or name == self._before:
@@ -338,14 +328,13 @@ class Services:
         return self._current
 
 
-# The one model that a text names by its size, where nothing beside it says that less of it is on
-# the device.
+# A text may name one model by its size, if nothing says that only a part of it is on the device.
 
 _SIZED: Final = re.compile(
     r"[\w./-]{0,80}(?<![\w.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])[\w.-]{0,40}"
 )
-# Fewer bits, adapters, parts on the host or on other devices: what is on this one is not the whole
-# at 16 bits.
+# Fewer bits, adapters, or parts on the host or other devices mean that the device does not have the
+# whole model at 16 bits.
 _IN_PART: Final = re.compile(
     r"(?i)\b[2-8]-?bits?\b|int[48]\b|\bawq|gptq|gguf|ggml|exl2|\bq\d_|nf4|fp[48]|quanti[sz]|load_in|bitsandbytes|\bbnb"
     r"|offload|device_map|tensor[ _-]?parallel|-tp\b|\blora\b|qlora|peft|deepspeed|fsdp|\bzero-?\d|\branks?\d|a\d+b\b"
@@ -355,8 +344,9 @@ _IN_PART: Final = re.compile(
 
 
 def named_model(text: str) -> str | None:
-    """Return the name of the one size of model in a text: "Qwen2.5-7B-Instruct"; None for none, for
-    two, and for a part of one.
+    """Return the one model with a size in a text ("Qwen2.5-7B-Instruct"), or None.
+
+    It is None for no model, for two, and for a part of one.
     """
     found = list(_SIZED.finditer(text))
     sizes = {float(match.group(1)) for match in found}
@@ -365,13 +355,12 @@ def named_model(text: str) -> str | None:
     return max((match.group().strip("./-_") for match in found), key=len)
 
 
-# What a finished scan concludes: each incident and each start, completed by what the engine printed
-# around them.
+# Complete each incident and start with what the engine printed around it.
 
 _RANK: Final = re.compile(r"(?<![A-Za-z])TP(\d{1,3})\b")
 _OF_HOST: Final = "host_"
 _BLOCKS_OF_OVERRIDE: Final = frozenset({"num_gpu_blocks_override", "kv_cache_fitting_blocks"})
-# Figures that only an engine's start prints: a text that holds one is the log of a start.
+# Only an engine's start prints these numbers, so a text with one is the log of a start.
 _START_FACTS: Final = frozenset(
     {
         "model_weights_bytes",
@@ -381,15 +370,15 @@ _START_FACTS: Final = frozenset(
     }
 )
 
-# Phases in which requests are served, and the one of a text that names none.
+# Phases that serve requests, and the phase of a text without one.
 _OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
-# How vLLM's logger begins a record: "ERROR 02-14 11:08:20 worker.py:242]", in brackets since V1.
+# vLLM's logger begins a record with "ERROR 02-14 11:08:20 worker.py:242]", in brackets since V1.
 _VLLM_RECORD: Final = re.compile(
     r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\]"
 )
 
 
-def concluded_incident(
+def complete_incident(
     scanned: ScannedIncident,
     given: Mapping[str, SettingInForce] | None,
     tasks: HostTasks | None = None,
@@ -397,24 +386,25 @@ def concluded_incident(
     alone: bool = False,
     names_service: bool = False,
 ) -> Incident:
-    """Return an incident with the settings in force, the facts, phase and frames that lie around
-    its message.
+    """Return an incident with the effective settings, facts, phase and frames around its message.
 
     Args:
-        scanned: the incident as it was found.
-        given: settings that the caller knows; they win over those that the engine echoed.
+        scanned: the incident from the scan.
+        given: the caller's settings; they take precedence over the engine's list.
         tasks: the kernel's tables of processes.
-        names_service: lines of several services or pods are in the log: the process says whose it
-            is.
-        alone: no other failure was found: frames far behind its message are its own. Who reports
-            one writes it first.
+        alone: whether there is no other failure. Frames far after its message are then its own,
+            because a reporter puts the message first.
+        names_service: whether the log has several services or pods; the process then includes its
+            own.
     """
     incident = scanned.incident
     context = scanned.context
     near = scanned.near
     if alone and not near:
         line = incident.location.line or 0
-        near = context.beside(line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES)
+        near = context.near_frames(
+            line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES
+        )
     if "tensor_parallel_size" not in incident.facts and (ranks := _ranks_seen(scanned)) > 1:
         seen = Fact("tensor_parallel_size", ranks, "solved")
         incident = replace(incident, facts={**incident.facts, seen.name: seen})
@@ -427,32 +417,28 @@ def concluded_incident(
         if scope is not None and scope.value == "limit":
             holder.pop(
                 "host_total_bytes", None
-            )  # the limit was reached: how much the host has does not matter
+            )  # the limit was reached, so the host's total does not matter
         incident = replace(incident, facts={**holder, **incident.facts})
-    elif incident.kind != "engine_dead":  # limits and processes of the host say nothing of a device
+    elif incident.kind != "engine_dead":  # the host's limits and processes do not describe a device
         near = [
             n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)
         ]
     settings, complete = merged_settings(
         context.settings, given or {}, echo_complete=context.settings_complete
     )
-    # The message's own figures win, then the caller's settings, the engine's echo, and loose text
-    # last.
-    loose = {
-        **context.later_for(scanned.process),
-        **incident.facts,
-        **{name: fact for n in near for name, fact in n.facts.items()},
-    }
+    # The message's own numbers take precedence, then the caller's settings, the engine's list, and
+    # loose text last.
+    loose = {**context.later_for(scanned.process), **incident.facts}
+    for frame in near:
+        loose.update(frame.facts)
     settings, stated = without_contradicted(settings, {**loose, **scanned.own}, complete=complete)
     facts = with_requested_share(_without_profiling_blocks({**loose, **stated, **scanned.own}))
-    if scanned.phase_is_told:
+    if scanned.phase_is_known:
         phase = incident.phase
     else:
         phase = nearest_phase(near) or incident.phase
     if "start_frames" in facts and phase in _OF_REQUESTS:
-        phase = (
-            "profile_run"  # the engine, or the compiler that it calls, runs the model to measure it
-        )
+        phase = "profile_run"  # the engine or its compiler runs the model to measure it
     version = facts.get("framework_version")
     frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
     evidence = (*incident.evidence, *(frame for frame in frames if frame not in incident.evidence))
@@ -482,9 +468,7 @@ def concluded_incident(
 
 
 def _ranks_seen(scanned: ScannedIncident) -> int:
-    """Return the number of ranks that share each layer by the names of the processes: the power of
-    two that holds all.
-    """
+    """Return the number of tensor-parallel ranks by process names, rounded up to a power of two."""
     names = (*scanned.context.by_process, scanned.process, *scanned.incident.also_in)
     seen = {int(found.group(1)) for name in names if name and (found := _RANK.search(name))}
     if len(seen) > 1:
@@ -492,10 +476,8 @@ def _ranks_seen(scanned: ScannedIncident) -> int:
     return 1
 
 
-def standing(found: list[ScannedIncident]) -> list[ScannedIncident]:
-    """Leave out what the engine recovered from, and a wrapper ("See root cause above") beside its
-    cause.
-    """
+def drop_recovered(found: list[ScannedIncident]) -> list[ScannedIncident]:
+    """Drop failures that the engine survived, and wrappers whose cause is present."""
     found = [
         f
         for f in found
@@ -504,17 +486,17 @@ def standing(found: list[ScannedIncident]) -> list[ScannedIncident]:
     found = [
         f
         for f in found
-        if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)
+        if f.incident.kind != "engine_dead"
+        or not f.context.ending.was_stop_requested_before(f.last_line)
     ]
     causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
     return [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
 
 
-def concluded_start(
+def complete_start(
     context: Context, given: Mapping[str, SettingInForce] | None
 ) -> EngineStart | None:
-    """Return what one start printed of itself; None if nothing in it tells a start from any other
-    text.
+    """Return what a start printed, or None if the text shows no start.
 
     ``given`` as in ``concluded_incident``.
     """
@@ -539,9 +521,7 @@ def concluded_start(
 
 
 def _without_profiling_blocks(facts: dict[str, Fact]) -> dict[str, Fact]:
-    """Leave out a number of KV blocks that the user's complete settings do not have: the engine
-    profiled with it.
-    """
+    """Drop a number of KV blocks that the user did not set: the engine profiled with it."""
     is_set = facts.get("num_gpu_blocks_override_set")
     if is_set is None or is_set.value:
         return facts
@@ -549,8 +529,9 @@ def _without_profiling_blocks(facts: dict[str, Fact]) -> dict[str, Fact]:
 
 
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:
-    """Return the engine that hosts the failed code: torch's own message does not name it, nor the
-    driver's, nor numpy's.
+    """Return the engine around the failed code.
+
+    A message of torch, the driver or numpy does not name it.
     """
     named = scanned.incident.framework
     if named not in {*NO_ENGINE, "unknown"} and not (
@@ -572,17 +553,17 @@ SEAM_CHARS: Final = 120
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
-_FINDER_AFTER: Final = 4000  # lines: the search for all anchors at once is worth making ready
-_OUT_OF_TIME: Final = "ran out of time and was left out"
+_FINDER_AFTER: Final = 4000  # lines until the search for all anchors pays off
+_OUT_OF_TIME: Final = "exceeded its time limit, so oomguard skipped it"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What the scanner remembers of one service's lines on one stream.
+    """Hold the state of one service's lines on one stream.
 
-    ``last`` are its last lines, ``taken`` the lines that messages of each process took, ``raising``
-    the process whose record a traceback ends, so that lines without a process go on with it.
+    ``last`` are its last lines, ``taken`` the lines of each process's messages. ``raising`` is the
+    process whose record ended with a traceback, which unnamed lines continue.
     """
 
     name: str
@@ -595,8 +576,9 @@ class _Stream:
     raising: str | None = None
 
     def attributed(self, plain: PlainLine) -> PlainLine:
-        """Return a line with the process of the record that it goes on with: SGLang names a rank
-        once for a whole traceback.
+        """Return a line with the process whose record it continues.
+
+        SGLang names a rank once for a whole traceback.
         """
         if plain.process is not None or plain.is_record:
             if plain.text.rstrip().endswith(f"{TRACEBACK}:"):
@@ -613,15 +595,12 @@ def _quote(line: Line) -> Evidence:
 
 
 class Scanner:
-    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the
-    order of time.
+    """Scan lines from ``push``; ``diagnosis`` closes the streams and returns all incidents.
 
     Args:
-        rules: what is looked for.
-        clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines
-            that come live.
-        unrecognized: whether a failure in a wording that no signature has is reported if nothing
-            else is found.
+        rules: the signatures to search for.
+        clock: returns the time of the last line, like ``time.monotonic`` for live lines.
+        unrecognized: whether to report a failure without a signature if nothing else is found.
     """
 
     def __init__(
@@ -641,7 +620,7 @@ class Scanner:
         self._services: dict[str, Services] = {}
         self._open: list[tuple[_Stream, Window]] = []
         self.found = ScannedIncidents(clock)
-        self._contexts = [Context(1)]  # all starts, in the order of time
+        self._contexts = [Context(1)]  # all starts, in order of time
         self._latest: dict[str | None, Context] = {
             None: self._contexts[0]
         }  # the last start of each service
@@ -657,11 +636,12 @@ class Scanner:
         self._time = SearchTime()
         self._left_out: dict[
             tuple[str, ...], str
-        ] = {}  # what is told of each pattern that ran out of time
+        ] = {}  # the note on each pattern that exceeded its time
 
     def _context_of(self, service: str | None) -> Context:
-        """Return the last start of a service; what was printed before any service was named is the
-        first one's.
+        """Return the last start of a service.
+
+        Lines before the first named service belong to the first one.
         """
         if service not in self._latest:
             is_first = len(self._latest) == 1
@@ -675,12 +655,12 @@ class Scanner:
         return self._latest[service]
 
     def push(self, line: Line | Gap, stream: str = "") -> None:
-        """Take the next line of a stream.
+        """Add the next line of a stream.
 
         Args:
-            line: the line, or a ``Gap`` where lines were left out: what comes next does not
-                continue what came before.
-            stream: which stream it comes from; standard output and error may take turns.
+            line: the line, or a ``Gap`` for omitted lines: the next line does not continue the last
+                one.
+            stream: the name of its stream; standard output and error may take turns.
         """
         if isinstance(line, Gap):
             for owner, window in self._open:
@@ -694,7 +674,7 @@ class Scanner:
             self._errors.leave_out()
             self._looked = max(
                 self._looked, _FINDER_AFTER
-            )  # a finder has left lines out: it is ready
+            )  # a finder has omitted lines, so it is ready
             self._repeats += line.repeats
             return
         plain = peel(line.text)
@@ -728,8 +708,7 @@ class Scanner:
         )
         across = self._across_the_seam(state, line, text)
         if across:
-            # The message begins on the lines before: the window opens there and takes this line as
-            # its next.
+            # The message begins on earlier lines, so the window opens there and adds this line.
             window = open_window(list(state.last), across)
             self._open.append((state, window))
             window.extend(line, plain, state.order)
@@ -738,9 +717,7 @@ class Scanner:
             self._open.append((state, open_window(list(state.last), self._candidates(anchors))))
 
     def _may_hold(self, text: str) -> bool:
-        """Return whether a text may hold an anchor; in a long input one search for all of them
-        tells most lines apart.
-        """
+        """Return whether a text may contain an anchor; long inputs use one search for all."""
         self._looked += 1
         if self._looked < _FINDER_AFTER:
             return True
@@ -748,9 +725,9 @@ class Scanner:
         return self._finder.holds(text.encode("utf-8", "surrogatepass"))
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
-        """Return the wordings whose anchor is cut by a wrapped line or by a segment's end."""
-        if not state.last or (not line.continued and tells_no_failure(text)):
-            return []  # a record of its own that tells no failure: no message was wrapped onto it
+        """Return the wordings whose anchor a wrapped line or a segment's end cut."""
+        if not state.last or (not line.continued and excludes_failure(text)):
+            return []  # a record without failure: no message continues on it
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         if line.continued:
@@ -779,10 +756,10 @@ class Scanner:
         ]
 
     def _settle(self) -> None:
-        """Close the windows that are complete, in the order in which they came over all streams.
+        """Close the complete windows in the order in which they opened, over all streams.
 
-        A start must not be read before the failure it follows, nor a failure on one stream before
-        the start that another stream announced. A silent stream holds up the others only until
+        A start must come after the failure that it follows, and a failure on one stream after the
+        start that another stream announced. A silent stream delays the others only until
         ``MAX_OPEN`` windows wait.
         """
         while self._open and (self._open[0][1].complete or len(self._open) > MAX_OPEN):
@@ -803,7 +780,7 @@ class Scanner:
         best = best_of(failures)
         first = window.orders[best.first]
         last = window.orders[best.last]
-        # A line of a message already taken may hold another wording's anchor: it is the same
+        # A line of an accepted message may contain another wording's anchor; it is the same
         # message.
         taken = state.taken.get(window.process)
         if taken is not None and taken[0] <= first <= taken[1]:
@@ -842,9 +819,7 @@ class Scanner:
         )
 
     def _note(self, hit: Hit, window: Window, context: Context) -> Context:
-        """Take a line that tells no failure; return the start that it belongs to: ``context``, or
-        the one that it begins.
-        """
+        """Add a line without failure; return its start: ``context``, or a new one."""
         begun = context.begun_by(hit, window.process, window.text[hit.position :])
         if begun is not None and len(self._contexts) < MAX_STARTS:
             begun.number = len(self._contexts) + 1
@@ -858,7 +833,7 @@ class Scanner:
         if near is None:
             return context
         for found in self.found.all[-3:]:
-            # The kernel's report of a kill is one message of many lines, whose figures are amid it.
+            # The kernel's report of a kill is one message of many lines with numbers in between.
             if found.incident.kind == "host_oom":
                 begin = found.incident.location.line
             else:
@@ -869,7 +844,7 @@ class Scanner:
         return context
 
     def _attach(self, found: ScannedIncident, last_line: int) -> None:
-        """Add to an incident what is known at this moment of the process that failed."""
+        """Add the current knowledge about the failed process to an incident."""
         context = found.context
         process = found.process
         before = [
@@ -878,7 +853,7 @@ class Scanner:
             if f.context is context and f.process == process
         ]
         found.last_line = last_line
-        found.near = context.beside(
+        found.near = context.near_frames(
             found.incident.location.line or 0, last_line, process, max(before, default=0)
         )
         known = {
@@ -899,20 +874,17 @@ class Scanner:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What the run measured of itself: the figures outside failures, as last printed, by fact
-        and in its unit.
-        """
+        """Return the run's latest own measurements outside failures, by fact in its unit."""
         return self._contexts[-1].numbers()
 
     def death(self) -> Incident | None:
-        """Close the streams and return the death of the engine that started last, None if it did
-        not die.
+        """Close the streams and return the death of the last started engine, or None.
 
-        A death does not count if a later start came to serve.
+        A death does not count if a later start served requests.
         """
         self.flush()
         if len(self._contexts) >= MAX_STARTS:
-            return None  # later starts are not told apart
+            return None  # later starts cannot be distinguished
         last = next(
             (c for c in reversed(self._contexts) if c.ending.death is not None or c.stands),
             self._contexts[-1],
@@ -920,7 +892,7 @@ class Scanner:
         return last.death
 
     def flush(self) -> None:
-        """Close all open windows: what follows is not part of them."""
+        """Close all open windows; later lines are not part of them."""
         while self._open:
             self._close(*self._open.pop(0))
 
@@ -931,16 +903,17 @@ class Scanner:
         given: Mapping[str, SettingInForce] | None = None,
         newer_than_s: float | None = None,
     ) -> Diagnosis:
-        """Close the streams and return the incidents and starts found so far.
+        """Close the streams and return the incidents and starts so far.
 
         Args:
             source: the path as the user gave it.
-            given: settings that the caller knows; they win over those that the engine echoed.
-            newer_than_s: leave out incidents last seen before this ``time.monotonic``, in seconds.
+            given: the caller's settings; they take precedence over the engine's list.
+            newer_than_s: ignore incidents last seen before this ``time.monotonic``, in seconds;
+                None for all.
         """
         self.flush()
         found = [f for f in self.found.all if newer_than_s is None or f.seen_s >= newer_than_s]
-        kept = standing(found)
+        kept = drop_recovered(found)
         notes = (*self._time.notes, *self._left_out.values())
         if self._is_unrecognized_taken and not any(f.incident.is_oom for f in self.found.all):
             found_so = self._unrecognized.failure()
@@ -949,19 +922,19 @@ class Scanner:
             notes += () if kept else self._unrecognized.notes
         kept = sorted([*kept, *self._errors.deaths(self.found.all, newer_than_s)], key=_line)
         starts = tuple(
-            start for c in self._contexts if (start := concluded_start(c, given)) is not None
+            start for c in self._contexts if (start := complete_start(c, given)) is not None
         )
         notes += () if kept else self._own.note
         if self._repeats and kept:
             notes += (
                 (
-                    f"{self._repeats:,} more lines repeat the same messages: they were counted, not "
-                    "read"
+                    f"{self._repeats:,} more lines repeat the same messages; oomguard "
+                    "counted them but did not read them"
                 ),
             )
         several = len({context.service for context in self._contexts}) > 1
         incidents = tuple(
-            concluded_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several)
+            complete_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several)
             for f in kept
         )
         return Diagnosis(source, self._with_causes(kept, incidents), notes, starts)
@@ -969,9 +942,7 @@ class Scanner:
     def _with_causes(
         self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]
     ) -> tuple[Incident, ...]:
-        """Return the incidents, each end of an engine with the exception or signal that
-        caused it.
-        """
+        """Return the incidents, each engine's end with its exception or signal."""
         afters = [0, *(found.last_line for found in kept)][: len(kept)]
         befores: list[int | None] = [*map(_line, kept[1:]), None][: len(kept)]
         return tuple(
@@ -994,9 +965,7 @@ def scan(
     given: Mapping[str, SettingInForce] | None = None,
     unrecognized: bool = False,
 ) -> Diagnosis:
-    """Scan a finite stream of lines; the arguments are those of ``Scanner`` and
-    ``Scanner.diagnosis``.
-    """
+    """Scan a finite stream of lines, with the arguments of ``Scanner`` and its ``diagnosis``."""
     scanner = Scanner(rules, unrecognized=unrecognized)
     for line in lines:
         scanner.push(line)

@@ -1,7 +1,6 @@
-"""Read only the lines that matter of a huge input: those around an anchor, with their true numbers
-and offsets.
+"""Read only the relevant lines of a huge input: near an anchor, with numbers and offsets.
 
-Blocks of bytes are searched before they are cut into lines; lines far from any anchor are counted
+The search works on blocks of bytes before they become lines. Lines far from any anchor are counted
 and dropped.
 """
 
@@ -18,27 +17,27 @@ from oomguard.scan.anchors import Finder
 from oomguard.scan.log_prefixes import TRACEBACK
 from oomguard.scan.source import Line, LineSplitter, encoding_of, read_lines
 
-# Lines that say the same again and again: after the first ones they are counted and not read.
+# Repeated lines are counted and not read after the first ones.
 #
-# A server that catches each failure prints it a hundred thousand times, and each costs as much to
-# read as the first.
+# A server that catches each failure may print it a hundred thousand times, and each costs as much
+# to read as the first.
 
-# Of each shape so many lines are read: hundreds of processes, or restarts, differ in their numbers
-# alone. Of a run of repeats behind them so many are read at its beginning and at its end.
+# The number of lines to read per shape, because hundreds of processes or restarts differ in numbers
+# only. A later run of repeats is read at its beginning and end to this extent.
 KEPT: Final = 600
 EDGE: Final = 10
 LEAST_RUN: Final = 120
 _MOST_SHAPES: Final = 20_000
-# Numbers and identifiers differ from one repeat to the next.
+# Numbers and identifiers differ between repeats.
 _DIGITS: Final = b"0123456789abcdef"
 _SHAPE: Final = bytes(ord("0") if byte in _DIGITS else byte for byte in range(256))
 
 
 class Repeats:
-    """Knows the shapes of the lines so far; one for an input.
+    """Track the shapes of lines in one input.
 
     Attributes:
-        are_many: whether the part before had stretches of them.
+        are_many: whether the previous part had repeats.
     """
 
     def __init__(self) -> None:
@@ -46,9 +45,7 @@ class Repeats:
         self._counts: dict[bytes, int] = {}
 
     def dropped(self, data: bytes) -> list[tuple[int, int]]:
-        """Return the stretches of some whole lines, as offsets of their beginning and end, that
-        only repeat what came before.
-        """
+        """Return the stretches of whole lines, as offsets, that only repeat earlier ones."""
         counts = self._counts
         found = []
         if len(counts) > _MOST_SHAPES:
@@ -76,7 +73,7 @@ class Repeats:
 def without(
     regions: list[tuple[int, int]], dropped: list[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return what is left of regions, sorted as the stretches are, that are dropped from them."""
+    """Return sorted regions without the dropped stretches."""
     left = []
     rest = iter([*dropped, (1 << 62, 1 << 62)])
     start, stop = next(rest)
@@ -95,35 +92,35 @@ def without(
 
 
 BLOCK_BYTES: Final = 4 << 20
-# A shorter input is read line by line, which is faster than making the finder ready, but where it
-# has many lines.
+# A shorter input is read line by line, which is faster than preparing the finder, unless it has
+# many lines.
 SHORT_BYTES: Final = 1 << 18
 MANY_LINES: Final = 4000
 LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
-# A traceback ends with its exception: if one begins behind an anchor, so many lines may follow.
+# A traceback ends with its exception, so this many lines may follow an anchor that one begins
+# after.
 TRACEBACK_LINES: Final = 400
 _TRACEBACK: Final = TRACEBACK.encode()
-# A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
+# A line extends at most this far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
-# A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them
-# (``pieces``).
+# A container runtime cuts long lines, and anchors with them (``split_lines``).
 _RUNTIME: Final = re.compile(
     rb'^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]|\{[^\n]*"(?:logtag|_p)":\s?"[PF]")',
     re.MULTILINE,
 )
 _PIECE: Final = re.compile(rb' std(?:out|err) P(?::\S*)? |"(?:logtag|_p)":\s?"P"')
-# So many null bytes are UTF-16 somewhere in it, whose anchors no search of bytes finds.
+# With this many null bytes a part is UTF-16, in which a search of bytes finds no anchors.
 _NULLS_RATIO: Final = 0.01
 Ends = Callable[[memoryview], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Lines were left out: what follows does not continue what came before.
+    """Mark omitted lines: the next line does not continue the last one.
 
     Attributes:
-        repeats: how many of them only repeat what was printed many times before.
+        repeats: how many of them only repeat earlier lines.
     """
 
     repeats: int = 0
@@ -131,9 +128,7 @@ class Gap:
 
 @dataclass(slots=True)
 class InputPosition:
-    """How far the input has been counted: the next line, the offset of the next byte, and whether
-    it is inside the line.
-    """
+    """Track the next line, the offset of the next byte, and whether it is inside the line."""
 
     line: int = 1
     byte: int = 0
@@ -143,15 +138,15 @@ class InputPosition:
 def skim(
     stream: IO[bytes], make_finder: Callable[[], Finder], start: InputPosition | None = None
 ) -> Iterator[Line | Gap]:
-    """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory.
+    """Yield the lines near an anchor in constant memory, with a ``Gap`` before each group.
 
-    A short input comes whole, or not at all where its lines are many and hold no anchor.
+    A short input comes whole. If it has many lines without an anchor, nothing comes.
 
     Args:
-        stream: the input, unpacked.
-        make_finder: makes the finder of anchors; called only for an input that is not short, or has
+        stream: the unpacked input.
+        make_finder: creates the finder of anchors; called only for an input that is long or has
             many lines.
-        start: where in a longer input it begins; None for an input from its beginning.
+        start: the position in a longer input; None for its beginning.
     """
     place = start or InputPosition()
     head = b""
@@ -187,12 +182,12 @@ def skim(
 
 
 def _is_wide(head: bytes) -> bool:
-    """Return whether an input is UTF-16, or has some of it: then it is read line by line."""
+    """Return whether an input contains UTF-16 and must be read line by line."""
     return encoding_of(head)[0].startswith("utf-16") or head.count(0) > _NULLS_RATIO * len(head)
 
 
 def _holds(finder: Finder, head: bytes) -> bool:
-    """Return whether an anchor stands in a short input; colours may part its words."""
+    """Return whether a short input contains an anchor; color codes may separate its words."""
     if finder.holds(head):
         return True
     if b"\x1b" not in head:
@@ -202,18 +197,14 @@ def _holds(finder: Finder, head: bytes) -> bool:
 
 
 def _ends_with_pieces(finder: Finder) -> Ends:
-    """Return what finds the ends of anchors, and of the tags of pieces: lines around these are
-    wanted too.
-    """
+    """Return a function that finds the ends of anchors and of tags for cut lines."""
     return lambda block: [*finder.ends(block), *(found.end() for found in _PIECE.finditer(block))]
 
 
 def _blocks(
     head: bytes, stream: IO[bytes], ends: Ends, place: InputPosition
 ) -> Iterator[Line | Gap]:
-    """Read block after block into two buffers that take turns: nothing of a healthy log is copied
-    or kept.
-    """
+    """Read blocks into two alternating buffers, so a healthy log is neither copied nor stored."""
     buffer = bytearray(head)
     lo = 0
     hi = len(head)
@@ -234,7 +225,7 @@ def _blocks(
 
 
 def _fill(stream: IO[bytes], view: memoryview) -> int:
-    """Read until the view is full or the stream ends; return how many bytes came."""
+    """Read until the view is full or the stream ends; return the number of bytes."""
     filled = 0
     while filled < len(view):
         if hasattr(stream, "readinto"):
@@ -250,9 +241,7 @@ def _fill(stream: IO[bytes], view: memoryview) -> int:
 
 
 def _tail(block: bytearray, lo: int, hi: int) -> int:
-    """Return how many bytes at the end of a block are searched again with the next: the last lines,
-    whole if possible.
-    """
+    """Return how many last bytes to search again with the next block, in whole lines if possible."""
     least = max(lo, hi - REACH_BYTES)
     end = hi
     for _ in range(LINES_BEFORE + 1):
@@ -279,8 +268,8 @@ def _block(
 ) -> Generator[Line | Gap, None, int]:
     """Yield the wanted lines that begin before ``limit``; return how many the next block owes.
 
-    Bytes from ``limit`` on come again at the head of the next block; ``owed`` is what the block
-    before returned.
+    Bytes from ``limit`` on come again in the next block. ``owed`` is the result of the previous
+    block.
     """
     done = lo
     beyond = 0
@@ -312,7 +301,7 @@ def _block(
         end = min(stop, limit)
         yield from _lines(bytes(block[done:end]), place)
         done = end
-    # The last region that reaches over the limit tells how many more lines are wanted.
+    # The last region beyond the limit decides how many more lines are wanted.
     left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
     if done < limit:
         _count(block, done, limit, place)
@@ -324,10 +313,9 @@ def _block(
 def _ends_and_dropped(
     block: bytearray, lo: int, hi: int, ends_in: Ends, repeats: Repeats
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the ends of the anchors that are to be read, from ``lo``, and the stretches of mere
-    repeats.
+    """Return the ends of anchors to read, from ``lo``, and the stretches of repeats.
 
-    Repeats are looked for where the block before was full of anchors, or this one is.
+    The search for repeats runs if this block or the previous one is full of anchors.
     """
     view = memoryview(block)
     if repeats.are_many:
@@ -348,9 +336,7 @@ def _ends_and_dropped(
 
 
 def _repeats_of_anchors(head: bytes, make_finder: Callable[[], Finder]) -> list[tuple[int, int]]:
-    """Return the stretches of mere repeats in a short input that is full of anchors; none in any
-    other.
-    """
+    """Return the stretches of repeats in a short input full of anchors; else nothing."""
     if head.count(b"\n") > LEAST_RUN:
         dropped = Repeats().dropped(head)
     else:
@@ -363,7 +349,7 @@ def _repeats_of_anchors(head: bytes, make_finder: Callable[[], Finder]) -> list[
 def _without(
     head: bytes, dropped: list[tuple[int, int]], place: InputPosition
 ) -> Iterator[Line | Gap]:
-    """Yield the lines of a short input without stretches of mere repeats."""
+    """Yield the lines of a short input without stretches of repeats."""
     done = 0
     for start, stop in [*dropped, (len(head), len(head))]:
         yield from _lines(head[done:start], place)
@@ -374,8 +360,9 @@ def _without(
 
 
 def _behind(block: bytearray, hi: int, end: int) -> tuple[int, int]:
-    """Return where the wanted lines behind an anchor stop, behind a traceback that begins there,
-    and how many lie in the next block.
+    """Return the end of the wanted lines after an anchor, and how many are in the next block.
+
+    A traceback that begins there is included.
     """
     lines = LINES_AFTER
     stop = _forward(block, hi, end, lines)
@@ -396,7 +383,7 @@ def _merged(regions: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _backward(block: bytearray, lo: int, end: int, lines: int) -> int:
-    """Return where the line begins that stands ``lines`` before the one that holds ``end``."""
+    """Return the start of the line that is ``lines`` before the one at ``end``."""
     at = max(lo, end - 1)
     for _ in range(lines + 1):
         found = block.rfind(b"\n", max(lo, at - REACH_BYTES), at)
@@ -407,7 +394,7 @@ def _backward(block: bytearray, lo: int, end: int, lines: int) -> int:
 
 
 def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
-    """Return the position behind the line that stands ``lines`` after the one at ``start``."""
+    """Return the end of the line that is ``lines`` after the one at ``start``."""
     at = start
     for _ in range(lines + 1):
         found = block.find(b"\n", at, min(hi, at + REACH_BYTES))
@@ -418,7 +405,7 @@ def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
 
 
 def _count(block: bytes | bytearray, start: int, stop: int, place: InputPosition) -> None:
-    """Move the place over bytes that nobody looks into."""
+    """Advance the position over skipped bytes."""
     if stop > start:
         place.line += block.count(b"\n", start, stop)
         place.byte += stop - start
@@ -432,7 +419,7 @@ def _lines(region: bytes, place: InputPosition) -> Iterator[Line]:
 
 
 class _Rest:
-    """A stream with the first bytes, read already, given back."""
+    """Provide a stream together with its first bytes, which were already read."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
         self._head = head

@@ -1,5 +1,6 @@
-"""An allocation snapshot as an input: its last refused allocation becomes an incident, all of it
-stays with the diagnosis.
+"""Read an allocation snapshot: its last refused allocation becomes an incident.
+
+The diagnosis keeps the summary of the whole snapshot.
 """
 
 from __future__ import annotations
@@ -32,16 +33,13 @@ from oomguard.scan.safe_pickle import (
     without_collections,
 )
 from oomguard.scan.scan import scan
-from oomguard.scan.source import Line, shown
+from oomguard.scan.source import Line, printable_path
 
-# Figures of a snapshot that contradict each other: torch writes none, so a file that has them was
-# changed, or was put together.
+# torch writes no contradictory numbers, so a file with them was changed or assembled.
 
 
 class Contradictions:
-    """What does not fit, of all segments: only the first of a kind is named, the others are
-    counted.
-    """
+    """Count contradictions in all segments; the first one of each kind gets a name."""
 
     def __init__(self) -> None:
         self._begins: set[tuple[int, int]] = set()
@@ -50,7 +48,7 @@ class Contradictions:
         self._other_totals = 0
 
     def is_again(self, device: int, segment: dict[str, Any], number: int) -> bool:
-        """Return whether a segment at this address of this device was there before."""
+        """Return whether an earlier segment of this device has the same address."""
         address = segment.get("address")
         if type(address) is not int or not address:
             return False
@@ -61,8 +59,9 @@ class Contradictions:
         return False
 
     def compare(self, segment: dict[str, Any], blocks: list[Any], number: int) -> None:
-        """Compare a segment's ``total_size``, where it has one, with its blocks; those of a wrong
-        size are refused elsewhere.
+        """Compare a segment's ``total_size`` with its blocks, if it has one.
+
+        Blocks of a wrong size are rejected elsewhere.
         """
         sizes = [block.get("size") for block in blocks if type(block) is dict]
         held = sum(size for size in sizes if type(size) is int)
@@ -82,36 +81,35 @@ class Contradictions:
             else:
                 told = "no size"
         self._totals.append(
-            f"segment {number} has the total_size {told}, and its blocks are {held:,} bytes"
+            f"segment {number} has the total_size {told}, but its blocks have {held:,} bytes"
         )
 
     def notes(self) -> Iterator[str]:
-        """Yield a note for each kind that was found."""
+        """Yield a note for each kind of contradiction."""
         for told in self._totals:
             if self._other_totals:
                 others = f" (so do {self._other_totals:,} more)"
             else:
                 others = ""
-            yield f"{told}{others}: the blocks are counted; was the file changed?"
+            yield f"{told}{others}: oomguard counts the blocks; the file may have been changed"
         if self._again:
             if len(self._again) > 1:
-                others = f" (so are {len(self._again) - 1:,} more)"
+                others = f" (so do {len(self._again) - 1:,} more)"
             else:
                 others = ""
             yield (
-                f"segment {self._again[0]} is at the address of an earlier one{others}: counted "
-                "once; was the file changed?"
+                f"segment {self._again[0]} has the address of an earlier one{others}: "
+                "oomguard counts it once; the file may have been changed"
             )
 
 
-# Which lines of a recorded stack tell a user something: their own code and the libraries', not
-# torch's and not C++.
+# Users need the frames of their own code and of libraries, not torch's or C++ ones.
 
-# How many lines of a stack are kept, and how many are looked at for them: stacks with C++ begin
-# with dozens of its frames.
+# The frames to keep of a stack, and the frames to search for them: stacks with C++ begin with
+# dozens of its frames.
 KEPT_FRAMES: Final = 6
 _MOST_FRAMES: Final = 256
-# Whole stacks that are known again at once; a program has thousands, a file may have any number.
+# The cache of whole stacks; a program has thousands, a file may have any number.
 _MOST_STACKS: Final = 20_000
 _MOST_CHARS: Final = 300
 _CPP: Final = ("??", ".cpp", ".pyx", ".cc", ".c", ".h", ".o", ".so", ".cu", ".cuh")
@@ -122,11 +120,10 @@ _Lines = tuple[Frame, ...]
 
 
 class Stacks:
-    """The stacks of one snapshot, each as the few lines that tell something; equal stacks are one
-    and the same tuple.
+    """Shorten the stacks of one snapshot to useful lines; equal stacks share one tuple.
 
-    torch notes the frames of a stack once and refers to them, so what was made of a frame is kept
-    by the object's identity: the snapshot must be kept as long as this.
+    torch stores each frame once and refers to it, so the cache uses the identity of objects: the
+    snapshot must live as long as this.
     """
 
     def __init__(self) -> None:
@@ -136,8 +133,9 @@ class Stacks:
         self._read_stacks: dict[tuple[int, ...], _Lines] = {}
 
     def of(self, frames: Any) -> _Lines:
-        """Return the lines of a recorded stack, innermost first; empty for what is no stack, or has
-        nothing but torch in it.
+        """Return the lines of a stack, innermost first.
+
+        It is empty for an invalid stack or one with only torch's frames.
         """
         if not frames or type(frames) is not list:
             return ()
@@ -160,12 +158,12 @@ class Stacks:
                 kept.append(line)
                 if len(kept) == KEPT_FRAMES:
                     break
-        # Equal lines are one object, so their numbers tell a stack.
+        # Equal lines are one object, so their ids identify a stack.
         key_of_stack = tuple(map(id, kept))
         return self._stacks.setdefault(key_of_stack, tuple(kept))
 
     def _read(self, frame: Any) -> Frame | None:
-        """Return a frame as a line, None for one of torch's own, of C++, or of another shape."""
+        """Return a frame as a line, or None for torch, C++ or an invalid one."""
         read = _python_frame(frame)
         if read is None or _is_inner(read.file):
             return None
@@ -173,9 +171,7 @@ class Stacks:
 
 
 def python_frames(frames: Any) -> _Lines:
-    """Return the lines of a recorded stack that are Python, torch's own with them,
-    innermost first.
-    """
+    """Return the Python lines of a stack, including torch's own, innermost first."""
     if type(frames) is not list:
         return ()
     return tuple(
@@ -205,37 +201,34 @@ def _python_frame(frame: Any) -> Frame | None:
 
 
 def _is_inner(file: str) -> bool:
-    """Return whether a file is torch's own, or Python's machinery."""
+    """Return whether a file belongs to torch or Python itself."""
     return file.startswith(_BEGINS_INNER) or any(package in file for package in _PACKAGES)
 
 
-# Take a device's blocks back to the moment at which its last allocation failed: what happened since
-# is undone, the last event first.
+# Restore a device's blocks at its last failed allocation by undoing later events, the last one
+# first.
 #
-# A program that dumps a snapshot where it handles the failure has freed memory by then. The history
-# tells what, by address and size; the blocks of that moment follow where every event since can be
-# undone.
+# A program that dumps a snapshot while handling the failure has already freed memory. The history
+# has that by address and size. If every later event can be undone, the result is exact.
 
-# A segment with its blocks, as they stand in a snapshot.
+# A segment with its blocks, as in a snapshot.
 Row = tuple[dict[str, Any], list[Any]]
 
-# What is in a history and moves no memory; expandable segments that grew or shrank (segment_map,
-# segment_unmap) are not undone.
+# History entries that move no memory. Growing or shrinking expandable segments (segment_map,
+# segment_unmap) cannot be undone.
 _MOVES_NOTHING: Final = ("oom", "snapshot", "user_defined")
-# Sizes are rounded up to it, and segments above the second serve large blocks: kMinBlockSize,
-# kSmallBuffer of CUDACachingAllocator.cpp.
+# Sizes are rounded up to this, and segments above the second one are for large blocks:
+# kMinBlockSize, kSmallBuffer of CUDACachingAllocator.cpp.
 _ROUNDED_BYTES: Final = 512
 _SMALL_SEGMENT_BYTES: Final = 2 << 20
 
 
 class _LostError(Exception):
-    """An event that does not fit the blocks: they cannot be taken back beyond it."""
+    """Report an event that does not fit the blocks, so earlier states are unknown."""
 
 
 def events_since_refusal(trace: list[Any]) -> list[tuple[dict[str, Any], Any]]:
-    """Return the events after the last refusal that moved memory, each with the stack that
-    allocated its block, as far as it is known.
-    """
+    """Return the memory events after the last refusal, with the stack of their block if known."""
     last = max(
         (at for at, event in enumerate(trace) if _action(event) == "oom"), default=len(trace)
     )
@@ -253,12 +246,10 @@ def events_since_refusal(trace: list[Any]) -> list[tuple[dict[str, Any], Any]]:
     return since
 
 
-def rewound(
+def rewind(
     rows: Iterable[Row], since: list[tuple[dict[str, Any], Any]], device: int
 ) -> list[Row] | None:
-    """Return the segments of a device, with their blocks, as they were before these events; None
-    where they do not lead back.
-    """
+    """Return a device's segments and blocks before these events, or None if that fails."""
     try:
         past = _Past(rows, device)
         for event, frames in reversed(since):
@@ -269,7 +260,7 @@ def rewound(
 
 
 class _Past:
-    """The blocks in use and the segments, by address; what lies between blocks is free."""
+    """Hold the used blocks and segments by address; the space between blocks is free."""
 
     def __init__(self, rows: Iterable[Row], device: int) -> None:
         self._device = device
@@ -323,9 +314,7 @@ class _Past:
             raise _LostError
 
     def rows(self) -> Iterator[Row]:
-        """Yield the segments with their blocks, the free ones between those in use with them; every
-        block must lie in a segment.
-        """
+        """Yield the segments with used and free blocks; every block must be in a segment."""
         addresses = sorted(self._blocks, reverse=True)
         for begin, (segment, size) in sorted(self._segments.items(), key=lambda item: item[0]):
             at = begin
@@ -366,25 +355,24 @@ def _number(value: Any) -> int:
     return value
 
 
-# Sum up what ``torch.cuda.memory._snapshot()`` returns, of torch 2.0 to 2.13: segments, blocks,
-# stacks, the last refusal.
+# Summarize ``torch.cuda.memory._snapshot()`` of torch 2.0 to 2.13: segments, blocks, stacks, and
+# the last refusal.
 #
-# The forms differ: 2.0 keeps a block's stack in its ``history``, pools have ids since 2.1,
-# expandable segments are told since 2.2, a block that waits is ``active_pending_free`` in what is
-# dumped and ``active_awaiting_free`` in the documentation. What a version does not tell is None
-# here. Every list is walked once: a file that refers to one list a thousand times is refused.
+# The forms differ: 2.0 stores a block's stack in its ``history``, pools have ids since 2.1,
+# expandable segments are marked since 2.2. A waiting block is ``active_pending_free`` in the dump
+# and ``active_awaiting_free`` in the documentation. Values that a version does not have are None.
+# Each list is read once: a file with a thousand references to one list is rejected.
 
 KEPT_STACKS: Final = 20
 KEPT_GROUPS: Final = 50
 KEPT_REFUSALS: Final = 20
-# Blocks of an allocation above it are large: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to
-# 2.13.
+# Larger allocations use large blocks: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to 2.13.
 _SMALL_BYTES: Final = 1 << 20
 _LIVE: Final = "active_allocated"
 _WAITING: Final = (
     "active_pending_free",
     "active_awaiting_free",
-)  # no set: a wrong state may be a list
+)  # not a set, because an invalid state may be a list
 _FREE: Final = "inactive"
 _MOST_BYTES: Final = 1 << 60
 _MOST_DEVICES: Final = 1024
@@ -397,8 +385,8 @@ def summarize(raw: Any) -> Snapshot:
     """Return a snapshot's summary.
 
     Raises:
-        RefusedError: it is no snapshot, or not as torch writes one; the text says what is wrong in
-            it.
+        RefusedError: it is not a snapshot, or torch would not write it; the text says what is
+            wrong.
     """
     if not isinstance(raw, dict) or not isinstance(raw.get("segments"), list):
         raise RefusedError(_NO_SEGMENTS)
@@ -410,9 +398,9 @@ def summarize(raw: Any) -> Snapshot:
     numbers: dict[int, int] = {}
     for number, segment in enumerate(once.items(raw["segments"], "segments")):
         if not isinstance(segment, dict):
-            raise RefusedError(f"its segment {number} is no dict")
+            raise RefusedError(f"its segment {number} is not a dict")
         index = _size(segment.get("device", 0), f"segment {number} has the device")
-        if odd.is_again(index, segment, number):  # a copy, or the same object: not walked again
+        if odd.is_again(index, segment, number):  # a copy, or the same object: do not read it again
             continue
         once.take(segment, f"segment {number}")
         blocks = once.items(segment.get("blocks"), f"blocks of segment {number}")
@@ -437,8 +425,9 @@ def summarize(raw: Any) -> Snapshot:
 
 
 class _Once:
-    """Refuses a list or a dict that comes a second time, and more entries than dicts: shared, a
-    small file could be walked without end.
+    """Reject a list or dict that occurs twice, and too many entries.
+
+    With shared objects a small file could take forever.
     """
 
     def __init__(self) -> None:
@@ -447,12 +436,12 @@ class _Once:
 
     def take(self, value: Any, name: str) -> None:
         if id(value) in self._seen:
-            raise RefusedError(f"its {name} stands in it twice")
+            raise RefusedError(f"its {name} occurs twice")
         self._seen.add(id(value))
 
     def items(self, value: Any, name: str) -> list[Any]:
         if not isinstance(value, list):
-            raise RefusedError(f"its {name} is no list")
+            raise RefusedError(f"its {name} is not a list")
         if value:
             self.take(value, name)
         self._entries += len(value)
@@ -462,7 +451,7 @@ class _Once:
 
 
 class _Device:
-    """Adds up the segments and the history of one device."""
+    """Add up the segments and the history of one device."""
 
     def __init__(self, index: int, stacks: Stacks) -> None:
         self._index = index
@@ -478,12 +467,13 @@ class _Device:
         self._is_later = False
 
     def at_refusal(self, rows: list[Row]) -> list[Row]:
-        """Return the segments as they were when the last allocation failed; as they were dumped
-        where the history does not lead back.
+        """Return the segments at the last failed allocation.
+
+        If the history does not lead back, they are those of the dump.
         """
         if not self._since:
             return rows
-        past = rewound(rows, self._since, self._index)
+        past = rewind(rows, self._since, self._index)
         self._is_later = past is None
         if past is None:
             return rows
@@ -495,11 +485,11 @@ class _Device:
         live = waiting = free = largest = count = 0
         for block in blocks:
             if type(block) is not dict:
-                raise RefusedError(f"a block of segment {number} is no dict")
+                raise RefusedError(f"a block of segment {number} is not a dict")
             size = block.get("size")
             state = block.get("state")
             if type(size) is not int or not 0 <= size < _MOST_BYTES:
-                raise RefusedError(f"a block of segment {number} has the size {_told(size)}")
+                raise RefusedError(f"a block of segment {number} has the size {_value_text(size)}")
             if state == _LIVE:
                 live += size
                 self._allocate(block, size)
@@ -509,7 +499,9 @@ class _Device:
             elif state in _WAITING:
                 waiting += size
             else:
-                raise RefusedError(f"a block of segment {number} has the state {_told(state)}")
+                raise RefusedError(
+                    f"a block of segment {number} has the state {_value_text(state)}"
+                )
             count += 1
         reserved = live + waiting + free
         self._segments += 1
@@ -543,9 +535,7 @@ class _Device:
         counts[2] = max(counts[2], size)
 
     def follow(self, trace: list[Any]) -> None:
-        """Look for refusals in the recorded history, and for what happened after the last one,
-        which counts.
-        """
+        """Find refusals in the history, and the events after the last one."""
         self._events = len(trace)
         self._ooms = [
             event for event in trace if type(event) is dict and event.get("action") == "oom"
@@ -556,9 +546,7 @@ class _Device:
             self._since = []
 
     def _refusal(self, groups: list[SegmentGroup]) -> Refusal | None:
-        """Return the last allocation that failed, with what was free where it could have been
-        placed, as far as that is known.
-        """
+        """Return the last failed allocation, with the free memory for it if known."""
         if not self._ooms:
             return None
         refusal = self._refused(self._ooms[-1])
@@ -592,7 +580,7 @@ class _Device:
         )
 
     def summary(self) -> DeviceMemory:
-        """Return what was added up."""
+        """Return the sums."""
         rows = sorted(self._live.values(), key=lambda row: (-row[1][0], -row[1][1]))
         stacks = [LiveStack(row[0], row[1], row[2], lines) for lines, row in rows]
         rest = stacks[KEPT_STACKS:]
@@ -627,7 +615,7 @@ class _Device:
 
 
 def _group(segment: dict[str, Any]) -> _Group:
-    """Return what a segment shares with those that serve the same allocations."""
+    """Return the key of segments that serve the same allocations."""
     pool = segment.get("segment_pool_id")
     stream = segment.get("stream")
     kind = segment.get("segment_type")
@@ -642,13 +630,14 @@ def _group(segment: dict[str, Any]) -> _Group:
 
 def _size(value: Any, what: str) -> int:
     if type(value) is not int or not 0 <= value < _MOST_BYTES:
-        raise RefusedError(f"{what} {_told(value)}")
+        raise RefusedError(f"{what} {_value_text(value)}")
     return value
 
 
-def _told(value: Any) -> str:
-    """Return a wrong value as text; of what is no text and no number its type: all of it may be
-    endless.
+def _value_text(value: Any) -> str:
+    """Return an invalid value as text; for other types only the type's name.
+
+    The value itself may be endless.
     """
     if isinstance(value, (str, int, float)) or value is None:
         return f"{value!r:.40}"
@@ -656,9 +645,7 @@ def _told(value: Any) -> str:
 
 
 def _settings(raw: Any) -> str | None:
-    """Return the allocator's options as they were set, "" for none; None where the snapshot does
-    not tell them (torch 2.1 and older).
-    """
+    """Return the allocator's options, "" for none; None if unknown (torch 2.1 and older)."""
     if not isinstance(raw, dict):
         return None
     texts = [raw.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
@@ -670,58 +657,60 @@ def _settings(raw: Any) -> str | None:
 
 def _notes(devices: tuple[DeviceMemory, ...]) -> Iterator[str]:
     if not any(device.segments for device in devices):
-        yield "the snapshot holds no segment: torch had no device memory when it was taken"
+        yield "the snapshot has no segment: torch had no device memory at that time"
     elif not any(device.refusal for device in devices):
         events = sum(device.events for device in devices)
         yield (
-            f"no out-of-memory event among the {events:,} recorded: it was taken before one, or "
-            "without a history"
+            (
+                f"none of the {events:,} recorded events is an out-of-memory: the snapshot is "
+                "from before one, or without a history"
+            )
             if events
             else (
-                "no history was recorded (torch.cuda.memory._record_memory_history), so no "
-                "allocation that failed is in it"
+                "without a recorded history (torch.cuda.memory._record_memory_history) a "
+                "snapshot has no failed allocation"
             )
         )
     for device in devices:
         if device.is_later:
             yield (
-                f"the blocks of device {device.index} are those of the dump, not those of the "
-                "failure: the history since "
-                f"(events: {device.later_events:,}) does not lead back; dump it before memory is "
+                f"the blocks of device {device.index} are those of the dump, not of the "
+                "failure, because the history since then (events: "
+                f"{device.later_events:,}) does not lead back; dump it before memory is "
                 "freed, as guard(snapshot=FILE) does"
             )
     if any(
         device.stacks and not any(stack.frames for stack in device.stacks) for device in devices
     ):
-        yield "no Python stack was recorded for any live block: who allocated them is not known"
+        yield "no live block has a Python stack, so it is unknown who allocated them"
 
 
 _SOURCE: Final = "measured"
 _SHOWN_FRAMES: Final = 3
 _BLOCK_BYTES: Final = 16 << 20
 _HINT: Final = (
-    "nothing in it was run; of pickles only what torch.cuda.memory._dump_snapshot writes is read"
+    "oomguard ran nothing in it; among pickles it only reads files from "
+    "torch.cuda.memory._dump_snapshot"
 )
 
 
 def read_snapshot(
     stream: IO[bytes], source: str, rules: RuleSet, given: Mapping[str, Fact] | None = None
 ) -> Diagnosis:
-    """Return what a snapshot says, not yet explained: an incident for each device that refused an
-    allocation.
+    """Return the incidents of a snapshot without explanation: one per device with a refusal.
 
     Args:
-        stream: the input, unpacked.
+        stream: the unpacked input.
         source: the path as the user gave it.
-        rules: the rules in force, which know engines and phases by their lines.
-        given: facts that the user gives: the size of the device.
+        rules: the rules, which recognize engines and phases by their lines.
+        given: the user's facts: the size of the device.
 
     Raises:
-        InputError: it is another pickle, a damaged or a hostile one; nothing in it was run. Or it
-            holds more than the device that is given.
+        InputError: it is another pickle, a damaged or a hostile one, of which nothing ran; or it
+            has more memory than the given device.
     """
     if source:
-        name = f"{shown(source)}: "
+        name = f"{printable_path(source)}: "
     else:
         name = ""
     try:
@@ -739,9 +728,7 @@ def read_snapshot(
 
 
 def _check_size(given: Fact | None, snapshot: Snapshot, name: str) -> None:
-    """Refuse a given size of the device that is less than what torch held of one and what was free
-    on it then.
-    """
+    """Reject a given device size below torch's memory plus the free memory."""
     for device in snapshot.devices if given is not None else ():
         if device.refusal is None or device.is_later:
             free = None
@@ -751,21 +738,19 @@ def _check_size(given: Fact | None, snapshot: Snapshot, name: str) -> None:
         assert given is not None  # noqa: S101 - else there is no device here
         if int(given.value) < least:
             if free:
-                beside = f", with {format_gib(free)} free beside it"
+                beside = f", with {format_gib(free)} free in addition"
             else:
                 beside = ""
             raise InputError(
-                f"{name}the device's memory is given as {format_gib(int(given.value))}, and torch "
-                "held "
-                f"{format_gib(device.reserved_bytes)} of device {device.index}{beside}",
-                hint=f"give its total memory, {-(-least >> 20)}MiB or more, or leave it out",
+                f"{name}the given device memory is {format_gib(int(given.value))}, but "
+                f"torch had {format_gib(device.reserved_bytes)} of device "
+                f"{device.index}{beside}",
+                hint=f"give its total memory, {-(-least >> 20)}MiB or more, or omit it",
             )
 
 
 def _whole(stream: IO[bytes]) -> bytes:
-    """Return the input's bytes, one more than may be read at most; a first block that is refused is
-    all that is read.
-    """
+    """Return the input's bytes, up to one above the limit, or only the first block if rejected."""
     parts = []
     size = 0
     if first := stream.read(_BLOCK_BYTES):
@@ -808,9 +793,7 @@ def _incident(device: DeviceMemory, snapshot: Snapshot, rules: RuleSet) -> Incid
 
 
 def _seen_in(traceback: tuple[Frame, ...], rules: RuleSet) -> Incident:
-    """Return what the stack of a refused allocation tells, read as the traceback that torch's
-    exception prints.
-    """
+    """Return the facts of a refused allocation's stack, read like a printed traceback."""
     frames = [_printed(frame) for frame in reversed(traceback)]
     texts = [
         "Traceback (most recent call last):",
@@ -826,14 +809,14 @@ def _printed(frame: Frame) -> str:
 
 
 def _figures(device: DeviceMemory) -> Iterator[tuple[str, FactValue]]:
-    """Yield the facts of a refused allocation, by the names that a printed message gives them."""
+    """Yield the facts of a refused allocation, under the names of printed messages."""
     refusal = device.refusal
     assert refusal is not None  # noqa: S101 - as the caller asked
     yield "gpu_index", device.index
     yield "tried_bytes", refusal.tried_bytes
     if refusal.device_free_bytes is not None:
         yield "device_free_bytes", refusal.device_free_bytes
-    if device.is_later:  # what is in use and free is of another moment
+    if device.is_later:  # later numbers belong to another moment
         return
     yield "allocated_bytes", device.allocated_bytes
     yield "reserved_total_bytes", device.reserved_bytes

@@ -1,6 +1,4 @@
-"""Read an input as numbered lines in constant memory: files, standard input, and the chunks of a
-running child.
-"""
+"""Read an input as numbered lines in constant memory: files, pipes and a child's output."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4 << 20
 MAX_SEGMENT_CHARS: Final = 1 << 16
-# UTF-16 without a mark is told by its first bytes: of every second one so many are null, of the
-# others so few.
+# UTF-16 without a mark shows in the first bytes: at least this many null bytes at every second
+# position, and at most this many at the others.
 _SAMPLE_BYTES: Final = 4096
 _MANY_NULLS: Final = 0.5
 _FEW_NULLS: Final = 0.05
@@ -40,10 +38,10 @@ _BOMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, or a segment of an over-long line: ``number`` counts from 1, ``byte`` is the offset
-    of its first byte.
+    """Hold one line, or a segment of an overlong line.
 
-    ``continued`` says that it goes on from the segment before.
+    ``number`` counts from 1, ``byte`` is the offset of its first byte. ``continued`` means that it
+    continues the previous segment.
     """
 
     number: int
@@ -53,16 +51,16 @@ class Line:
 
 
 class LineSplitter:
-    """Cuts chunks of bytes into lines; invalid bytes are replaced.
+    """Cut chunks of bytes into lines, replacing invalid bytes.
 
-    A newline ends a line. A progress bar's carriage return ends a segment, not a numbered line; a
-    line longer than ``MAX_SEGMENT_CHARS`` comes in segments, so that no input makes memory grow.
+    A newline ends a line. A progress bar's carriage return ends a segment, not a numbered line. A
+    line longer than ``MAX_SEGMENT_CHARS`` comes in segments, so memory stays limited.
 
     Args:
-        encoding: a name for ``codecs``; of those, utf-8, utf-8-sig and utf-16 are counted right.
-        first_byte: offset of the first byte that is fed.
-        first_line: number of the line that it belongs to.
-        inside: whether it lies inside that line, so that its first segment continues one.
+        encoding: a name for ``codecs``; offsets are exact for utf-8, utf-8-sig and utf-16.
+        first_byte: the offset of the first byte.
+        first_line: the number of its line.
+        inside: whether it is inside that line, so the first segment continues one.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class LineSplitter:
         first_line: int = 1,
         inside: bool = False,
     ) -> None:
-        # Invalid bytes stay recognizable (surrogateescape) until their length has been counted.
+        # Invalid bytes stay recognizable (surrogateescape) until their length is counted.
         self._wide = encoding.startswith("utf-16")
         self._decoder = codecs.getincrementaldecoder(encoding)(
             "replace" if self._wide else "surrogateescape"
@@ -84,9 +82,7 @@ class LineSplitter:
         self._continued = inside
 
     def feed(self, chunk: bytes, *, final: bool = False) -> Iterator[Line]:
-        """Yield the lines that the chunk completes; with ``final`` also the last one without its
-        end.
-        """
+        """Yield the lines that the chunk completes; with ``final`` also an unfinished last one."""
         self._pending += self._decoder.decode(chunk, final)
         *lines, self._pending = self._pending.split("\n")
         for line in lines:
@@ -103,9 +99,7 @@ class LineSplitter:
             self._pending = ""
 
     def _pieces(self, line: str) -> Iterator[Line]:
-        """Yield one numbered line: a segment for each part between carriage returns, over-long
-        parts in several.
-        """
+        """Yield a numbered line in segments: between carriage returns, and of limited length."""
         bars = line.split("\r")
         for i, bar in enumerate(bars):
             if bar or len(bars) == 1:
@@ -126,21 +120,22 @@ class LineSplitter:
             size = len(raw)
             text = raw.decode("utf-8", "replace")
         self._byte += size
-        if "\0" in text:  # UTF-16 that was appended to another encoding (PowerShell's >>)
+        if "\0" in text:  # UTF-16 appended to another encoding (PowerShell's >>)
             text = text.replace("\0", "")
         return Line(self._number, at, text, self._continued)
 
 
 def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Open a log for reading; a compressed one is unpacked, and ``damage_of`` tells if it ended
-    early.
+    """Open a log for reading, unpacking a compressed one.
+
+    ``damage_of`` then reports whether it ended early.
 
     Args:
         path: the file.
-        on_read: called with the number of the file's bytes that each read took.
+        on_read: called with the number of the file's bytes of each read; None for none.
 
     Raises:
-        InputError: with the reason why the file cannot be read.
+        InputError: with the reason why the file is unreadable.
     """
     try:
         about = Path(path).stat()
@@ -149,45 +144,46 @@ def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[byte
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"{shown(path)}: {reason}", hint="give the path of a log, or - for standard input"
+            f"{printable_path(path)}: {reason}",
+            hint="give the path of a log, or - for standard input",
         ) from None
-    return unpacked(raw, path, on_read)
+    return decompress(raw, path, on_read)
 
 
 def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Open standard input; a compressed one is unpacked. Raises InputError if it is closed, a
-    folder or a device.
+    """Open standard input, unpacking compressed data; ``on_read`` as in ``open_log``.
 
-    ``on_read`` as in ``open_log``.
+    Raises:
+        InputError: it is closed, a folder or a device.
     """
-    return unpacked(raw_standard_input(), "-", on_read)
+    return decompress(raw_standard_input(), "-", on_read)
 
 
 def raw_standard_input() -> io.FileIO:
-    """Open standard input as it comes, unbuffered. Raises InputError if it is closed, a folder or a
-    device.
+    """Open standard input unbuffered and packed.
+
+    Raises:
+        InputError: it is closed, a folder or a device.
     """
     try:
         about = os.fstat(0)
     except OSError as error:
         raise InputError(
-            f"-: standard input: {error.strerror}", hint="name a log instead"
+            f"-: standard input: {error.strerror}", hint="give a log file instead"
         ) from None
     _check_kind(about.st_mode, about.st_rdev, "-")
     return io.FileIO(0, "rb", closefd=False)
 
 
 def damage_of(stream: IO[bytes]) -> str | None:
-    """Return why a compressed stream ended early, None if it did not."""
+    """Return why a compressed stream ended early, or None."""
     if isinstance(stream, Unpacked):
         return stream.damage
     return None
 
 
-def looked_into(stream: IO[bytes], size: int) -> tuple[bytes, IO[bytes]]:
-    """Return the first ``size`` bytes of a stream, fewer at its end, and the stream with these
-    bytes given back.
-    """
+def peek(stream: IO[bytes], size: int) -> tuple[bytes, IO[bytes]]:
+    """Return the first ``size`` bytes of a stream, and the stream including them."""
     if stream.seekable():
         start = stream.tell()
     else:
@@ -201,32 +197,30 @@ def looked_into(stream: IO[bytes], size: int) -> tuple[bytes, IO[bytes]]:
     return head, stream
 
 
-def shown(path: str) -> str:
-    """Return a path fit for a terminal: one line, no escapes, no undecodable bytes."""
+def printable_path(path: str) -> str:
+    """Return a path for a terminal: one line, without escapes or undecodable bytes."""
     text = strip_escapes(path.replace("\n", "\\n"))
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _check_kind(mode: int, device: int, path: str) -> None:
-    """Refuse folders, disks, and devices that never end (/dev/zero); permit files, pipes and
-    terminals.
-    """
+    """Reject folders, disks, and endless devices (/dev/zero); accept files, pipes and terminals."""
     if stat.S_ISDIR(mode):
         raise InputError(
-            f"{shown(path)}: is a folder",
-            hint=f"name the files in it: oomguard diagnose {shown(path)}/*",
+            f"{printable_path(path)}: is a folder",
+            hint=f"name the files in it: oomguard diagnose {printable_path(path)}/*",
         )
     terminal = path == "-" and os.isatty(0)
     if stat.S_ISBLK(mode) or (
         stat.S_ISCHR(mode) and not terminal and device != Path(os.devnull).stat().st_rdev
     ):
-        raise InputError(f"{shown(path)}: is a device, not a log", hint="give the path of a log")
+        raise InputError(
+            f"{printable_path(path)}: is a device, not a log", hint="give the path of a log"
+        )
 
 
-def unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
-    """Return the stream, unpacked if its first bytes tell a compressed format; they are
-    given back.
-    """
+def decompress(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
+    """Return the stream, unpacked if its first bytes show a compressed format."""
     try:
         if raw.seekable():
             start = raw.tell()
@@ -242,15 +236,16 @@ def unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -
             raw = cast("IO[bytes]", _Handed(raw, head if start is None else b"", on_read))
         if form is None:
             return raw
-        return cast("IO[bytes]", Unpacked(raw, form, shown(path)))
+        return cast("IO[bytes]", Unpacked(raw, form, printable_path(path)))
     except BaseException:
         raw.close()
         raise
 
 
 class _Handed(io.RawIOBase):
-    """A stream with the first bytes given back; reads fill whole blocks, also from a pipe, and are
-    told to ``on_read``.
+    """Provide a stream including its first bytes.
+
+    Reads fill whole blocks, even from a pipe, and call ``on_read``.
     """
 
     def __init__(self, raw: IO[bytes], head: bytes, on_read: Callable[[int], None] | None) -> None:
@@ -292,8 +287,9 @@ class _Handed(io.RawIOBase):
 
 
 def _next(raw: IO[bytes], size: int) -> bytes:
-    """Read some bytes, none at the end; wait for a standard input that another program made
-    non-blocking.
+    """Read some bytes, or nothing at the end.
+
+    If another program made standard input non-blocking, it waits.
     """
     while (block := raw.read(size)) is None:
         select.select([raw], [], [])
@@ -301,10 +297,9 @@ def _next(raw: IO[bytes], size: int) -> bytes:
 
 
 def encoding_of(head: bytes) -> tuple[str, int]:
-    """Return the encoding that the first bytes tell, and the length of their mark in bytes.
+    """Return the encoding of the first bytes, and the length of its mark in bytes.
 
-    UTF-16 without a mark, of a text that is mostly Latin, is told by its null bytes: every second
-    one.
+    Null bytes at every second position show UTF-16 without a mark, for mostly Latin text.
     """
     marked = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), None)
     if marked is not None or b"\0" not in head[:4]:
@@ -317,9 +312,7 @@ def encoding_of(head: bytes) -> tuple[str, int]:
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:
-    """Yield the lines of a byte stream: UTF-16 (PowerShell's redirection) as ``encoding_of`` tells
-    it, anything else as UTF-8.
-    """
+    """Yield the lines of a byte stream: UTF-16 by ``encoding_of`` (PowerShell), else UTF-8."""
     head = stream.read(CHUNK_BYTES)
     encoding, first_byte = encoding_of(head)
     splitter = LineSplitter(encoding, first_byte)

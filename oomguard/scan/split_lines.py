@@ -1,11 +1,9 @@
-"""Join the pieces into which a container runtime cuts a long line: ``P`` tags each piece that
-another one follows, ``F`` the last.
+"""Join the pieces of long lines that a container runtime cut.
 
-The form is that of Kubernetes' container runtimes (CRI): ``STAMP stderr P text``; fluent-bit keeps
-the tag in its JSON. Docker's JSON has
-none: a piece of 16 KiB without a line break goes on. Other runtimes cut at 16 KiB unless they are
-told another size; pieces of standard
-output and error may take turns, and a rotation may part them (``rotation``).
+The form is that of Kubernetes' container runtimes (CRI): ``STAMP stderr P text``. ``P`` tags a
+piece that another one follows, ``F`` the last one; fluent-bit stores the tag in its JSON. Docker's
+JSON has none: a piece of 16 KiB without a line break continues. Other runtimes cut at 16 KiB by
+default. Pieces of standard output and error may alternate, and a rotation may separate them.
 """
 
 from __future__ import annotations
@@ -30,14 +28,15 @@ _PIECE: Final = re.compile(
 
 
 _TAGS: Final = ("logtag", "_p")
-# moby/daemon/logger/copier.go, 28: its buffer, whose last character may be cut.
+# The buffer of moby/daemon/logger/copier.go, 28, whose last character may be cut.
 _DOCKER_BYTES: Final = (16 << 10) - 4
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A line of which pieces have come: the first with its stamp, the words of all of them;
-    ``record``: of JSON, the first one.
+    """Hold an unfinished line: its first piece with the time stamp, and all words so far.
+
+    ``record`` is the first JSON object.
     """
 
     first: Line
@@ -54,27 +53,27 @@ class _Begun:
 
 
 class Pieces:
-    """Takes lines and gives whole ones; all that is not tagged passes as it is.
+    """Join pieces to whole lines; lines without a tag pass unchanged.
 
     Args:
-        begun_before: streams whose line began in a log before this one, which tells it: what comes
-            of it here is dropped.
+        begun_before: streams whose line began in the previous log, which already has it; its rest
+            is dropped here.
     """
 
     def __init__(self, begun_before: Iterable[str] = ()) -> None:
         self._begun: dict[str, _Begun] = {}
         self._before = set(begun_before)
         self._last: tuple[str, bool] | None = (
-            None  # of the line before: its stream, and whether more follows its piece
+            None  # of the previous line: its stream, and whether another piece follows
         )
 
     @property
     def open(self) -> frozenset[str]:
-        """The streams whose last line so far is not whole."""
+        """Return the streams whose last line is not complete."""
         return frozenset(self._begun)
 
     def feed(self, line: Line) -> Iterator[Line]:
-        """Yield the lines that are whole now: at the place of their first piece."""
+        """Yield the lines that are now complete, at the position of their first piece."""
         if (
             line.continued and self._last is not None and self._last[1]
         ):  # one piece is longer than a segment
@@ -113,12 +112,12 @@ class Pieces:
             return
         begun.texts.append(text)
         begun.chars += len(text)
-        if begun.chars > MAX_SEGMENT_CHARS:  # no line makes memory grow
+        if begun.chars > MAX_SEGMENT_CHARS:  # limits memory
             yield begun.line
             self._begun[stream] = _Begun(replace(line, continued=True), [], 0, begun.record)
 
     def end(self) -> Iterator[Line]:
-        """Yield what has come of lines whose last piece has not."""
+        """Yield the unfinished lines."""
         begun = self._begun
         self._begun = {}
         self._last = None
@@ -128,9 +127,9 @@ class Pieces:
 
 
 def piece(text: str, *, may_end: bool = False) -> tuple[str, str, str] | None:
-    """Return stream, tag and words of a line of a container runtime; None for any other line.
+    """Return stream, tag and words of a container runtime's line, or None.
 
-    ``may_end``: a line has begun, so that JSON without a tag may be its end.
+    ``may_end`` means that a line has begun, so JSON without a tag may be its end.
     """
     if text.startswith("{"):
         is_asked = may_end or len(text) > _DOCKER_BYTES or any(f'"{tag}"' in text for tag in _TAGS)
@@ -153,7 +152,7 @@ def _json_piece(text: str) -> tuple[str, str, str] | None:
 
 
 def _record(text: str) -> dict[str, Any] | None:
-    """Return the object of a collector that a line is; None for any other line."""
+    """Return the collector's object on a line, or None."""
     try:
         if text.startswith("{"):
             record = json.loads(text)
@@ -166,16 +165,15 @@ def _record(text: str) -> dict[str, Any] | None:
     return None
 
 
-def joined(
+def join_pieces(
     lines: Iterable[Line | Gap], begun_before: Iterable[str] = (), behind: Iterable[Line] = ()
 ) -> Iterator[Line | Gap]:
     """Yield lines with their pieces joined.
 
     Args:
-        lines: with gaps where lines were left out.
-        begun_before: as ``Pieces`` has it.
-        behind: the lines of the log that goes on behind these; read only where a line is not whole
-            at the end.
+        lines: the lines, with gaps for omitted lines.
+        begun_before: as for ``Pieces``.
+        behind: the lines of the next log; read only if a line is unfinished at the end.
     """
     pieces = Pieces(begun_before)
     for line in lines:
@@ -195,21 +193,21 @@ def joined(
     yield from pieces.end()
 
 
-# The logs of one container before and behind one that was rotated: a line that was cut between two
-# of them is told where it began.
+# A rotation may cut a line between two logs of one container. It then belongs to the log where it
+# began.
 #
-# The kubelet renames ``0.log`` to ``0.log.20251125-051410`` when it is full, packs it with the next
-# rotation (``.gz``), and the runtime goes on in a new ``0.log`` (kubernetes
+# The kubelet renames a full ``0.log`` to ``0.log.20251125-051410``, compresses it at the next
+# rotation (``.gz``), and the runtime continues in a new ``0.log`` (kubernetes
 # pkg/kubelet/logs/container_log_manager.go, 1.34). Logs behind a URL are read alone.
 
 _NAME: Final = re.compile(r"(?P<instance>\d+\.log)(?:\.(?P<at>\d{8}-\d{6})(?:\.gz)?)?")
-# What a stream has printed last stands within so many lines of the end, and goes on within so many
-# of the next log.
+# A stream's last output is within this many lines of the end, and continues within as many of the
+# next log.
 _LINES: Final = 4096
 
 
 def begun_before(path: str) -> frozenset[str]:
-    """Return the streams whose line, at the beginning of this log, began in the one before it."""
+    """Return the streams whose first line here began in the previous log."""
     if _begins_with_piece(path):
         before = log_before(path)
     else:
@@ -217,15 +215,13 @@ def begun_before(path: str) -> frozenset[str]:
     if before is None:
         found = []
     else:
-        found = [told for line in before[1] if (told := piece(line.text)) is not None]
+        found = [tagged for line in before[1] if (tagged := piece(line.text)) is not None]
     tags = {stream: tag for stream, tag, _text in found}
     return frozenset(stream for stream, tag in tags.items() if tag == "P")
 
 
 def log_before(path: str) -> tuple[Path, list[Line]] | None:
-    """Return path and last lines of the log before this one; None where there is no such log, or it
-    cannot be read.
-    """
+    """Return path and last lines of the previous log, or None if missing or unreadable."""
     before = _neighbour(path, -1)
     if before is None:
         return None
@@ -235,7 +231,7 @@ def log_before(path: str) -> tuple[Path, list[Line]] | None:
 
 
 def lines_behind(path: str) -> Iterator[Line]:
-    """Yield the first lines of the log behind this one; none where there is no such log."""
+    """Yield the first lines of the next log, or nothing without one."""
     behind = _neighbour(path, 1)
     if behind is not None:
         with contextlib.suppress(OSError, InputError), open_log(str(behind)) as stream:
@@ -244,9 +240,7 @@ def lines_behind(path: str) -> Iterator[Line]:
 
 
 def _neighbour(path: str, step: int) -> Path | None:
-    """Return the log of the same container that was written just before (-1) or after
-    (1) this one.
-    """
+    """Return the container's previous (-1) or next (1) log, or None."""
     named_so = _named(path)
     if named_so is None:
         return None
@@ -255,11 +249,11 @@ def _neighbour(path: str, step: int) -> Path | None:
     with contextlib.suppress(OSError, ValueError):
         for other in sorted(
             Path(path).parent.iterdir()
-        ):  # a log being packed is there twice: the packed one counts
+        ):  # during compression both exist, and the compressed one counts
             named = _NAME.fullmatch(other.name)
             if named is not None and named["instance"] == own["instance"]:
                 found[named["at"] or "now"] = other
-    order = sorted(found)  # digits come before letters: what is written now is the last
+    order = sorted(found)  # digits come before letters, so the current log is last
     if (own["at"] or "now") in order:
         at = order.index(own["at"] or "now") + step
     else:
@@ -270,9 +264,7 @@ def _neighbour(path: str, step: int) -> Path | None:
 
 
 def _named(path: str) -> tuple[str, re.Match[str]] | None:
-    """Return where a log lies, and what its name says of its rotation; None of a name that no
-    kubelet gives.
-    """
+    """Return a log's folder and its parsed name, or None if the kubelet did not name it."""
     if "://" in path or ".log" not in path:
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -285,9 +277,7 @@ def _named(path: str) -> tuple[str, re.Match[str]] | None:
 
 
 def _begins_with_piece(path: str) -> bool:
-    """Return whether a log is a container runtime's, told by name and first line: no folder of
-    thousands is listed.
-    """
+    """Return whether a log is a container runtime's by name and first line, without a listing."""
     if _named(path) is None:
         return False
     with contextlib.suppress(OSError, InputError), open_log(path) as stream:

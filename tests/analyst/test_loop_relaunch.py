@@ -76,10 +76,10 @@ def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
     assert ran.stderr.count("oomguard: Attempt ended") == 1
     said = " ".join(line.strip("│ ") for line in ran.stderr.splitlines())
     assert (
-        "A process of the engine was killed by SIGILL: it used an instruction that this CPU does not have"
+        "SIGILL ended a process of the engine: it used a CPU instruction that is missing or disabled"
         in said
     )
-    assert "This is no memory failure" in said
+    assert "Memory did not run out" in said
     assert "Not retried: oomguard has no permitted change left" in said
 
 
@@ -188,7 +188,7 @@ def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_aga
     assert ran.returncode == 5
     assert (tmp_path / "runs").read_text() == "run\n"
     assert "CUDA out of memory" in ran.stderr
-    assert "No signature has its wording" in ran.stderr
+    assert "No signature matches its wording" in ran.stderr
 
 
 def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):

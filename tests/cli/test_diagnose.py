@@ -244,7 +244,7 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
     assert (first["verdict"], second["verdict"]) == ("oom", "oom")
     assert ["the gzip data ends early" in note for note in first["notes"]] == [True]
     assert re.search(
-        rb"cut.log.gz: the gzip data ends early: \d+ unpacked bytes were read", ran.stderr
+        rb"cut.log.gz: the gzip data ends early; oomguard read \d+ unpacked bytes", ran.stderr
     )
 
 
@@ -544,7 +544,6 @@ def test_a_hostile_pickle_is_told_after_all_the_rest_and_runs_nothing(log, tmp_p
     assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["oom", "oom"]
     assert ran.returncode == 2
     assert (
-        b"b.pickle: not read as an allocation snapshot: it wants to import posix.system"
-        in ran.stderr
+        b"b.pickle: not read as an allocation snapshot: it would import posix.system" in ran.stderr
     )
     assert not (tmp_path / "marker").exists()

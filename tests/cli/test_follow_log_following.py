@@ -110,17 +110,17 @@ def test_a_message_without_its_line_end_is_told_after_a_quiet_second(tmp_path):
 def test_a_file_that_comes_later_is_cut_and_is_replaced_is_followed_all_the_way(tmp_path):
     path = tmp_path / "engine.log"
     with followed("--exit-code", str(path)) as running:
-        assert running.said() == "it does not exist yet"
+        assert running.said() == "the file does not exist yet"
         path.write_bytes(b"INFO first\n" * 400 + KV)
         assert running.next()["verdict"] == "oom"
         path.write_bytes(KV)
-        assert running.said() == "it was cut: what follows is from its new start"
+        assert running.said() == "the file was truncated; oomguard continues at its new start"
         assert running.next()["verdict"] == "oom"
         path.rename(tmp_path / "engine.log.1")
         path.write_bytes(KV)
         assert (
             running.said()
-            == "another file took its name: what follows is from the start of that one"
+            == "another file replaced it; oomguard continues at the start of that file"
         )
         assert running.next()["verdict"] == "oom"
         assert running.stop() == (1, "")

@@ -154,15 +154,18 @@ def test_settings_come_from_variables_too(model):
         (["--gpu-memory", "0"], "--gpu-memory must be above zero, got 0"),
         (["--gpu-memory", "24 parsecs"], "24 parsecs"),
         (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
-        (["--gpu", "0", "--gpu-memory", "24GiB"], "with its size and its name"),
-        (["--gpu", "99"], "GPU 99 cannot be seen here"),
+        (["--gpu", "0", "--gpu-memory", "24GiB"], "sets its size and name"),
+        (["--gpu", "99"], "GPU 99 is not visible on this machine"),
         (["--gpu-memory", "24GiB", "--max-model-len", "-5"], "--max-model-len"),
         (["--gpu-memory", "24GiB", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
         (
             ["--gpu-memory", "24GiB", "--tensor-parallel-size", "5"],
             "does not divide the 32 attention heads",
         ),
-        (["--gpu-memory", "24GiB", "--kv-cache-dtype", "int3"], "kv_cache_dtype is 'int3'"),
+        (
+            ["--gpu-memory", "24GiB", "--kv-cache-dtype", "int3"],
+            "kv_cache_dtype 'int3' is not known",
+        ),
         (["--gpu-memory", "24GiB", "--quantization", "awq"], "needs a checkpoint"),
         (["--gpu-memory", "24GiB", "--engine-version", "latest"], "engine_version is 'latest'"),
         (["--gpu-memory", "24GiB", "--sweep", "colour=red"], "not a sweep"),
@@ -186,7 +189,7 @@ def test_a_mistake_is_one_message(model, words, message):
         ({"vocab_size": "many"}, "vocab_size is 'many', not a count"),
         (
             {"layer_types": ["full_attention"]},
-            "the layer types name 1 layers, num_hidden_layers is 32",
+            "the layer types name 1 layers, but num_hidden_layers is 32",
         ),
     ],
     ids=str,
@@ -331,14 +334,14 @@ def test_a_log_that_measured_nothing_is_refused_in_two_lines(model, tmp_path):
     (tmp_path / "empty.log").write_text("nothing\n")
     ran = plan(model, "--calibrate", tmp_path / "empty.log")
     assert ran.returncode == 2
-    assert "no start of vLLM" in ran.stderr
+    assert "no vLLM start" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
 def test_where_vllm_is_not_installed_it_cannot_be_asked(model):
     ran = plan(model, "--gpu-memory", "24GiB", "--ask-engine")
     assert ran.returncode == 2
-    assert "vLLM cannot be asked: ModuleNotFoundError" in ran.stderr
+    assert "vLLM could not compute the layout: ModuleNotFoundError" in ran.stderr
     assert "the closed form plans" in ran.stderr
 
 

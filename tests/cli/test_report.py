@@ -124,7 +124,7 @@ def test_absurd_figures_and_logs_without_a_start_are_refused(model, tmp_path):
     nothing = tmp_path / "nothing.log"
     nothing.write_text("hello\n")
 
-    for log, message in ((absurd, "kv_cache_available_bytes is"), (nothing, "no start of vLLM")):
+    for log, message in ((absurd, "kv_cache_available_bytes is"), (nothing, "no vLLM start")):
         ran = report(log, "--model", model)
         assert ran.returncode == 2
         assert message in ran.stderr

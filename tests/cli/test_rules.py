@@ -99,7 +99,7 @@ def test_a_rule_is_shown_by_its_code_and_by_its_cause(name):
         "## What to change, and what it costs",
         "## Example",
         "## References",
-        "cost: Requests longer than that are refused.",
+        "cost: The engine refuses longer requests.",
     ):
         assert words in ran.stdout
 

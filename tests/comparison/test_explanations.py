@@ -102,7 +102,7 @@ def test_a_part_that_only_one_log_prints_is_suspected_where_its_settings_changed
         chunk.format(2048) + vllm(), chunk.format(8192) + vllm(fails=True, pool="3.75")
     )
     (text,) = [text for text in texts(comparison) if "activations" in text]
-    assert text.endswith("what decides it changed (max_num_batched_tokens 2048 -> 8192).")
+    assert text.endswith("a setting that affects it changed (max_num_batched_tokens 2048 -> 8192).")
 
 
 def test_a_longer_context_raises_what_one_request_needs(compared, vllm):

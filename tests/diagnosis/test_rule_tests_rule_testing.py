@@ -36,10 +36,10 @@ def test_the_figures_of_a_call_give_the_rows_that_fit(figure, rows):
 
 @each("call", [{"row_bytes": "x"}, {"row_bytes": 0}, {"row_bytes": True}, {"trace": 1}])
 def test_a_figure_that_no_call_has_is_refused(call):
-    with pytest.raises(SettingError, match="call: figures above zero"):
+    with pytest.raises(SettingError, match="call: numbers must be above zero"):
         model_from({"kind": "cuda_oom", "facts": FACTS, "call": call})
 
 
 def test_rows_that_are_no_number_are_refused():
-    with pytest.raises(SettingError, match="call: figures above zero"):
+    with pytest.raises(SettingError, match="call: numbers must be above zero"):
         model_from({"kind": "cuda_oom", "facts": {"batch_size": "many"}, "call": {"row_bytes": 1}})

@@ -104,7 +104,7 @@ def test_a_given_total_is_not_said_to_be_missing():
 
     causes = assess(facts, default_rules(), Policy()).causes
 
-    assert not [cause for cause in causes if "does not say how large the device is" in cause.title]
+    assert not [cause for cause in causes if "does not show the device's size" in cause.title]
 
 
 def test_a_missing_fact_leaves_the_break_even_unknown(subtests):

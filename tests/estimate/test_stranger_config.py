@@ -94,5 +94,5 @@ def test_the_asked_engine_s_process_refuses_them_whatever_it_was_told_to_trust(s
         cwd=ROOT,
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
     )
-    assert "Evil is code that the model brings, and is not run" in ran.stderr
+    assert "Evil is code of the model, which oomguard does not run" in ran.stderr
     assert not stranger.ran()

@@ -110,7 +110,7 @@ def test_an_exception_in_new_words_is_explained_and_nothing_is_tried_for_it():
 
     assert calls == [4]
     assert run.diagnosis.first_cause.certainty_ratio == 0.8
-    assert "No signature has its wording" in "".join(caught.value.__notes__)
+    assert "No signature matches its wording" in "".join(caught.value.__notes__)
 
 
 def test_an_exception_of_something_else_is_left_as_it_is(subtests):

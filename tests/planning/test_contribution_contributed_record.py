@@ -31,25 +31,25 @@ def test_what_is_no_start_of_nobody_is_refused_with_its_place(subtests):
         ("[]", "not a record of a start"),
         (changed(host="gpu7.example.org"), "host missing or unknown"),
         (changed(schema=2), "schema is 2"),
-        (changed(vllm_version="mine"), "vllm_version is no version"),
-        (changed(gpu="/dev/nvidia0 of mary"), "gpu is no GPU's name"),
+        (changed(vllm_version="mine"), "vllm_version is not a version"),
+        (changed(gpu="/dev/nvidia0 of mary"), "gpu is not the name of a GPU"),
         (changed(gpu_total_gib=-1), "gpu_total_gib is -1"),
         (changed(gpu_total_gib=True), "gpu_total_gib is True"),
         (
             changed(config={**RECORD["config"], "_name_or_path": "/home/mary/model"}),
-            "config holds texts",
+            "config has texts",
         ),
         (
             changed(config={**RECORD["config"], "token": "hf_abcdefghijklmnop"}),
-            "config holds texts",
+            "config has texts",
         ),
-        (changed(flags=["--api-key", "secret"]), "no setting of the memory model"),
-        (changed(flags=["--dtype", "/home/mary/dtype"]), "may be somebody's"),
+        (changed(flags=["--api-key", "secret"]), "not a setting of the estimator"),
+        (changed(flags=["--dtype", "/home/mary/dtype"]), "may be private"),
         (
             changed(flags=["--speculative-config", '{"model": "/home/mary/draft"}']),
-            "may be somebody's",
+            "may be private",
         ),
-        (changed(flags="--dtype half"), "no list of words"),
+        (changed(flags="--dtype half"), "not a list of words"),
         (changed(printed={"weights_gib": 1e9}), "printed.weights_gib is 1000000000.0"),
         (changed(printed={"weights_gib": -3}), "printed.weights_gib is -3"),
         (changed(printed={"weights_gib": float("nan")}), "printed.weights_gib is nan"),
@@ -57,7 +57,7 @@ def test_what_is_no_start_of_nobody_is_refused_with_its_place(subtests):
             changed(printed={"weights_gib": 20, "available_kv_gib": 20}),
             "40.00 GiB on a device of 23.64 GiB",
         ),
-        (changed(printed={"who": 1}), "figures that no start prints"),
+        (changed(printed={"who": 1}), "numbers that no start prints"),
     ]:
         with subtests.test(line=line, said=said):
             with pytest.raises(InputError, match=r"starts\.jsonl, line 3") as refused:

@@ -122,10 +122,14 @@ def test_a_setting_that_is_none_is_refused_and_the_nearest_one_named(subtests, m
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan", None),
         ({"enforce_eager": 1}, "enforce_eager is 1, neither True nor False", None),
         ({"dtype": 16}, "dtype is 16, not a text", None),
-        ({"speculative_config": {"model": {1, 2}}}, "speculative_config is no JSON", None),
+        ({"speculative_config": {"model": {1, 2}}}, "speculative_config is not valid JSON", None),
         ({"engine": "sglang"}, "engine is 'sglang'", "one of vllm, transformers"),
-        ({"device": "tpu"}, "device is 'tpu'", "one of cuda, cpu"),
-        ({"memory_kind": "odd"}, "memory_kind is 'odd'", "one of discrete, wsl2, unified"),
+        ({"device": "tpu"}, "device is 'tpu'", "use cuda or cpu"),
+        (
+            {"memory_kind": "odd"},
+            "memory_kind 'odd' is not known",
+            "one of discrete, wsl2, unified",
+        ),
         ({"engine": "transformers", "max_model_len": 1}, "unknown setting: max_model_len", None),
         ({"trace": True}, "unknown setting: trace", None),
     ]:
@@ -139,7 +143,7 @@ def test_a_setting_that_is_none_is_refused_and_the_nearest_one_named(subtests, m
 def test_a_gpu_without_memory_is_refused(subtests, model):
     for memory in [0, -1, True, 1.5, "0"]:
         with subtests.test(memory=memory):
-            with pytest.raises(oomguard.SettingError, match="gpu_memory is ") as error:
+            with pytest.raises(oomguard.SettingError, match="gpu_memory must be ") as error:
                 oomguard.plan(model, gpu_memory=memory)
             assert "24GiB" in error.value.hint
 
@@ -155,13 +159,13 @@ def test_beside_a_size_a_gpus_name_decides_the_engines_defaults_alone(model):
 
 
 def test_a_gpu_of_this_machine_has_its_own_size_and_name(model):
-    with pytest.raises(oomguard.UsageError, match="with its size and its name"):
+    with pytest.raises(oomguard.UsageError, match="sets its size and name"):
         oomguard.plan(model, gpu=0, gpu_name="H100")
 
 
 def test_without_a_gpu_here_it_says_how_to_name_one(model, monkeypatch):
     monkeypatch.setattr("oomguard.probe.nvml.devices", lambda: None)
-    with pytest.raises(oomguard.UsageError, match="no GPU can be seen here") as error:
+    with pytest.raises(oomguard.UsageError, match="no GPU is visible on this machine") as error:
         oomguard.plan(model)
     assert "gpu_memory='24GiB'" in error.value.hint
 

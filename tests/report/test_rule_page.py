@@ -69,7 +69,7 @@ def test_every_fix_is_there_with_its_effect_and_its_cost():
 def test_the_meaning_and_the_example_are_rendered_from_the_rule_s_own_test():
     text = page(RULES.rule("OG201"))
 
-    said = "One request of 32768 tokens needs 20.48 MiB of KV cache; 0.95 MiB is there, enough for 1792 tokens."
+    said = "One request of 32768 tokens needs 20.48 MiB of KV cache, but 0.95 MiB is available, enough for 1792 tokens."
     assert said in section(text, "What it means")
     first = section(text, "Example 1")
     assert "- `kv_cache_needed_bytes = 21474836 (20.48 MiB)`" in first

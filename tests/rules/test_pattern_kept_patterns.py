@@ -9,7 +9,7 @@ import pytest
 import regex
 
 from oomguard.rules import pattern
-from oomguard.rules.pattern import KeptPatterns, trusted_pattern
+from oomguard.rules.pattern import PatternCache, trusted_pattern
 
 TEXT = r"(?i)Tried to allocate (?P<tried>{size})(?=\. GPU)"
 LOG = "CUDA out of memory. tried to  allocate 24.56 MiB. GPU 0 has"
@@ -22,8 +22,8 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "oomguard"
 
 
-def kept_once() -> KeptPatterns:
-    first = KeptPatterns()
+def kept_once() -> PatternCache:
+    first = PatternCache()
     first.compiled(TEXT)
     first._keep()
     return first
@@ -33,17 +33,17 @@ def test_a_kept_pattern_is_not_compiled_again_and_finds_the_same(monkeypatch):
     kept_once()
     monkeypatch.setattr(pattern, "trusted_pattern", None)
 
-    again = KeptPatterns().compiled(TEXT)
+    again = PatternCache().compiled(TEXT)
 
     assert again.search(LOG).capturesdict() == trusted_pattern(TEXT).search(LOG).capturesdict()
 
 
 def test_what_two_programs_compiled_at_once_is_kept_of_both():
-    one, other = KeptPatterns(), KeptPatterns()
+    one, other = PatternCache(), PatternCache()
     one.compiled("a"), other.compiled("b")
     one._keep(), other._keep()
 
-    assert {"a", "b"} <= KeptPatterns()._kept.keys()
+    assert {"a", "b"} <= PatternCache()._kept.keys()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_as_good_as_none(content):
     path = kept_once()._path
     path.write_bytes(content)
 
-    assert KeptPatterns().compiled(TEXT).search(LOG)
+    assert PatternCache().compiled(TEXT).search(LOG)
 
 
 def test_what_the_library_does_not_take_is_compiled_again():
@@ -69,11 +69,11 @@ def test_what_the_library_does_not_take_is_compiled_again():
     content = marshal.dumps({TEXT: marshal.dumps(("x", "no flags"))})
     path.write_bytes(hashlib.sha256(content).digest() + content)
 
-    assert KeptPatterns().compiled(TEXT).search(LOG)
+    assert PatternCache().compiled(TEXT).search(LOG)
 
 
 def test_another_version_of_the_library_has_another_file(monkeypatch):
-    path = KeptPatterns()._path
+    path = PatternCache()._path
     monkeypatch.setattr(regex, "__version__", "2099.1.1")
 
-    assert KeptPatterns()._path != path
+    assert PatternCache()._path != path

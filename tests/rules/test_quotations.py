@@ -93,7 +93,7 @@ def entry(**values: object) -> Quotation:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"quoted": (*QUOTATIONS[0].quoted, REPORT)}, "is reported all the same"),
+        ({"quoted": (*QUOTATIONS[0].quoted, REPORT)}, "is reported anyway"),
         ({"quoted": ("nothing of the kind",)}, "no quoted text that would be reported without it"),
         ({"real": (QUOTATIONS[0].quoted[0],)}, "real[0] is not reported"),
     ],

@@ -187,7 +187,7 @@ def test_the_operators_of_older_rule_files_are_refused_with_their_new_spelling(t
 def test_a_condition_that_is_not_a_yes_or_no_is_refused(tmp_path):
     error = refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "tried_bytes"))
 
-    assert "expected a bool expression, this one is a number" in str(error)
+    assert "expected a bool expression, but this one is a number" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_one_code_in_two_files_of_a_folder_is_refused(tmp_path):
     write(tmp_path, RULE, "a.toml")
     write(tmp_path, RULE, "b.toml")
 
-    with pytest.raises(RuleError, match=r"b\.toml.*XX101 is taken by a\.toml"):
+    with pytest.raises(RuleError, match=r"b\.toml.*XX101 is already used by a\.toml"):
         load_rules([tmp_path])
 
 
@@ -288,7 +288,7 @@ def test_an_empty_file_is_refused(tmp_path):
 def test_a_folder_named_like_a_rule_file_is_refused(tmp_path):
     (tmp_path / "x.toml").mkdir()
 
-    with pytest.raises(RuleError, match="cannot be read"):
+    with pytest.raises(RuleError, match="cannot read the file"):
         load_rules([tmp_path])
 
 
@@ -305,7 +305,7 @@ def test_what_is_named_like_a_rule_file_and_is_none_is_refused_and_not_waited_fo
 ):
     make(tmp_path / "x.toml")
 
-    with pytest.raises(RuleError, match=f"x.toml: cannot be read: {said}"):
+    with pytest.raises(RuleError, match=f"x.toml: cannot read the file: {said}"):
         load_rules([tmp_path])
 
 
@@ -340,7 +340,7 @@ def test_a_pattern_nested_too_deeply_is_refused(tmp_path):
 
 
 def test_a_group_that_is_no_fact_is_refused(tmp_path):
-    assert "'shoe_size' is no fact" in str(
+    assert "the group 'shoe_size' is not a fact" in str(
         refused(tmp_path, swap(SIGNATURE, "P<tried>", "P<shoe_size>"))
     )
 

@@ -74,7 +74,7 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
             "value = \"'8k'\"",
             "reduces-capacity",
             "value",
-            "is int, the value is a text",
+            "is int, but the value is a text",
             "a number",
         ),
         (
@@ -82,7 +82,7 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
             'value = "True"',
             "reduces-capacity",
             "value",
-            "is int, the value is a bool",
+            "is int, but the value is a bool",
             "a number",
         ),
         (
@@ -90,7 +90,7 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
             'value = "1.0"',
             "output-preserving",
             "value",
-            "is bool, the value is a number",
+            "is bool, but the value is a number",
             "True or False",
         ),
         (
@@ -98,7 +98,7 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
             'value = "tried_bytes"',
             "changes-outputs",
             "value",
-            "is str, the value is a number",
+            "is str, but the value is a number",
             "in single quotes",
         ),
         (

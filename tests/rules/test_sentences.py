@@ -100,7 +100,7 @@ def test_an_explanation_without_any_of_its_figures_is_the_title():
     bare = replace(whole, why="{tried_bytes:GiB} was asked for.")
     failed = explain(Incident("cudagraph_capture_oom", "boom"), RuleSet((), (bare,)))
 
-    assert failed.causes[0].explanation == "CUDA graphs were being captured when memory ran out."
+    assert failed.causes[0].explanation == "Memory ran out during the capture of CUDA graphs."
 
 
 def test_sizes_that_are_compared_have_one_unit(subtests):

@@ -179,14 +179,14 @@ def test_frames_stand_before_their_message_or_just_behind_it(line, expected):
     context = Context(1)
     say(context, RANK, line, near=True)
 
-    assert bool(context.beside(1000, 1002, RANK, 0)) is expected
+    assert bool(context.near_frames(1000, 1002, RANK, 0)) is expected
 
 
 def test_frames_of_the_failure_before_are_not_of_this_one():
     context = Context(1)
     say(context, RANK, 5, near=True)
 
-    assert context.beside(10, 10, RANK, since=5) == []
+    assert context.near_frames(10, 10, RANK, since=5) == []
 
 
 def test_the_next_start_keeps_what_the_user_decided_and_nothing_that_was_measured():

@@ -60,7 +60,7 @@ def test_it_is_reported_with_its_certainty_and_not_acted_on() -> None:
     (found,) = diagnose(ARENA).incidents
 
     assert found.certainty_ratio == 0.8
-    assert any("No signature has its wording" in text for text in found.unknown)
+    assert any("No signature matches its wording" in text for text in found.unknown)
     assert all(cause.confidence <= 0.8 for cause in found.causes)
     assert all(patch.blocked_by for patch in found.plan)
 

@@ -47,22 +47,22 @@ def tarred(name: str, content: bytes, folder: str = "") -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("snapshot.pickle", b"", "is empty: the snapshot was not written to its end"),
+        ("snapshot.pickle", b"", "is empty: the snapshot is truncated"),
         ("snapshot.PKL", b"\x80", "has one byte"),
         ("snapshot.pickle.gz", gzip.compress(b""), "is empty"),
-        ("snapshot.pickle", zipped(SNAPSHOT), "is a zip archive, as torch.save writes it"),
+        ("snapshot.pickle", zipped(SNAPSHOT), "is a zip archive from torch.save"),
         ("weights.pt", zipped(b""), "is a zip archive"),
         (
             "jobs.tgz",
             gzip.compress(tarred("s.pickle", SNAPSHOT)),
-            r"tar archive that holds s\.pickle",
+            r"tar archive with s\.pickle",
         ),
         (
             "jobs.tar",
             tarred("jobs/any", SNAPSHOT, folder="jobs"),
-            "tar archive that holds jobs/any",
+            "tar archive with jobs/any",
         ),
-        ("jobs.tar", tarred("é" * 120 + ".pickle", SNAPSHOT), "tar archive that holds"),
+        ("jobs.tar", tarred("é" * 120 + ".pickle", SNAPSHOT), "tar archive with"),
     ],
     # Archives hold the moment that they were made at: as names of tests they would differ between workers.
     ids=["nothing", "one byte", "nothing packed", "zip", "weights", "tgz", "tar", "long name"],
@@ -164,18 +164,24 @@ def test_a_log_that_is_named_as_a_pickle_is_read(content: bytes, tmp_path: Path)
 
 
 FOREIGN = {
-    "first byte zeroed": (b"\0" + SNAPSHOT[1:], "is no pickle: it begins with 00 "),
-    "zeros": (bytes(5000), "is no pickle: it begins with 00 00 00 00"),
+    "first byte zeroed": (
+        b"\0" + SNAPSHOT[1:],
+        "is not a pickle and may be damaged: it begins with 00 ",
+    ),
+    "zeros": (bytes(5000), "is not a pickle and may be damaged: it begins with 00 00 00 00"),
     "other bytes": (
         bytes(range(250, 0, -1)) * 9 + SNAPSHOT[500:],
-        "is no pickle: it begins with fa",
+        "is not a pickle and may be damaged: it begins with fa",
     ),
-    "page": (b"\n<!DOCTYPE html><html><body>404 not found</body></html>", r"is a page \(HTML\)"),
+    "page": (
+        b"\n<!DOCTYPE html><html><body>404 not found</body></html>",
+        r"is a web page \(HTML\)",
+    ),
     "pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1234\n",
         "is a pointer of Git LFS",
     ),
-    "text": (b"1 2 3\n", "is a text, no allocation snapshot, and no memory failure is in it"),
+    "text": (b"1 2 3\n", "is a text without a memory failure, not an allocation snapshot"),
 }
 
 

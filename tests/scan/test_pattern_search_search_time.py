@@ -41,7 +41,7 @@ def test_once_the_shared_time_is_gone_a_slow_search_has_the_free_part_and_a_quic
     assert time.thread_time() - began < 0.4
     assert limit.search(regex.compile("a+"), TEXT).end() == 4000
     assert limit.notes == (
-        "slow patterns took 0.2 s together: from then on each was left out after 20 ms",
+        "slow patterns took 0.2 s in total; after that oomguard skipped each search after 20 ms",
     )
 
 

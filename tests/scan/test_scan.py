@@ -485,7 +485,7 @@ def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
 
     assert time.process_time() - start < 5
     assert diagnosis.notes == (
-        "slow.toml: a pattern for 'slow: ' ran out of time and was left out",
+        "slow.toml: a pattern for 'slow: ' exceeded its time limit, so oomguard skipped it",
     )
     assert only(diagnosis).facts["tried_bytes"].value == 12
 
@@ -522,12 +522,12 @@ def test_many_slow_patterns_share_one_limit_and_hide_no_other_incident(monkeypat
     # Half a second for each of them would be 30 seconds; here it is the shared one and 0.02 for each.
     assert time.process_time() - start < 10
     told = [
-        f"slow{n}.toml: a pattern for 'slow {n}: ' ran out of time and was left out"
+        f"slow{n}.toml: a pattern for 'slow {n}: ' exceeded its time limit, so oomguard skipped it"
         for n in range(60)
     ]
     assert (
         diagnosis.notes[0]
-        == "slow patterns took 0.5 s together: from then on each was left out after 20 ms"
+        == "slow patterns took 0.5 s in total; after that oomguard skipped each search after 20 ms"
     )
     assert list(diagnosis.notes[1:]) == told
     assert only(diagnosis).facts["tried_bytes"].value == 12
@@ -549,7 +549,7 @@ def test_a_quotation_that_takes_too_long_is_left_out_and_noted(monkeypatch):
 
     assert time.process_time() - start < 5
     assert diagnosis.notes == (
-        "quotation 'slow one': its pattern ran out of time and was left out",
+        "quotation 'slow one': its pattern exceeded its time limit, so oomguard skipped it",
     )
 
 

@@ -35,7 +35,7 @@ def test_frames_of_waking_up_are_enough():
     incident = one(TRACEBACK, *FRAMES, f"RuntimeError: {CUMEM}")
     assert (incident.kind, incident.framework) == ("cuda_oom", "vllm")
     assert first(incident) == ("wake_up", "sleep_wake", "OG389")
-    assert "does not say how much" in incident.causes[0].explanation
+    assert "does not show how much memory" in incident.causes[0].explanation
 
 
 def test_the_allocators_words_after_a_sleep_are_enough():

@@ -137,7 +137,7 @@ def test_a_hostile_pickle_is_an_input_that_cannot_be_read(tmp_path: Path):
     path.write_bytes(hostile_pickles(tmp_path / "marker")["REDUCE of os.system, protocol 5"])
     with pytest.raises(
         InputError,
-        match=r"snapshot\.pickle: not read as an allocation snapshot: it wants to import posix\.system",
+        match=r"snapshot\.pickle: not read as an allocation snapshot: it would import posix\.system",
     ):
         diagnose(path)
     assert not (tmp_path / "marker").exists()
@@ -203,7 +203,7 @@ def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_bee
     cause = diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0]
     assert cause.rule == "OG364"
     assert (
-        "16.00 MiB in torch's segments was freed and waited for another stream" in cause.explanation
+        "16.00 MiB in torch's segments was freed but waited for another stream" in cause.explanation
     )
     made.refuse(60 * MIB, MIB, ANSWER)
     assert (
@@ -219,7 +219,7 @@ def test_a_device_that_is_smaller_than_what_torch_held_of_it_is_refused_with_bot
     tmp_path: Path, given: int | str, told: str
 ):
     with pytest.raises(
-        InputError, match=f"given as {told}, and torch held 21.25 GiB of device 0"
+        InputError, match=f"given device memory is {told}, but torch had 21.25 GiB of device 0"
     ) as refused:
         diagnose(written(tmp_path, MADE.in_pieces()), gpu_memory=given)
     assert "22142MiB or more" in str(refused.value.hint)

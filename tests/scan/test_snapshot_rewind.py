@@ -110,7 +110,7 @@ def test_where_the_history_does_not_lead_back_no_free_block_is_told_of_the_refus
             None,
         ), later
         assert any(
-            "not those of the failure: the history since (events: 1)" in note
+            "not of the failure, because the history since then (events: 1)" in note
             for note in snapshot.notes
         ), later
 

@@ -167,9 +167,9 @@ def test_options_of_the_allocator_are_told_as_they_were_set():
     [
         ([], "no segments"),
         ({"segments": {}}, "no segments"),
-        ({"segments": [1]}, "segment 0 is no dict"),
-        ({"segments": [{"blocks": 3}]}, "blocks of segment 0 is no list"),
-        ({"segments": [{"blocks": [3]}]}, "a block of segment 0 is no dict"),
+        ({"segments": [1]}, "segment 0 is not a dict"),
+        ({"segments": [{"blocks": 3}]}, "blocks of segment 0 is not a list"),
+        ({"segments": [{"blocks": [3]}]}, "a block of segment 0 is not a dict"),
         ({"segments": [{"blocks": [{"size": -1, "state": "inactive"}]}]}, "has the size -1"),
         ({"segments": [{"blocks": [{"size": True, "state": "inactive"}]}]}, "has the size True"),
         ({"segments": [{"blocks": [{"size": 1, "state": "lost"}]}]}, "has the state 'lost'"),
@@ -197,10 +197,12 @@ def test_notes_say_why_a_snapshot_has_no_refusal():
     without_history = recorded([(MIB, "active_allocated", [])])
     without_history["device_traces"] = [[]]
     assert [note.partition(" (")[0] for note in summarize(without_history).notes] == [
-        "no history was recorded",
-        "no Python stack was recorded for any live block: who allocated them is not known",
+        "without a recorded history",
+        "no live block has a Python stack, so it is unknown who allocated them",
     ]
-    assert "among the 1 recorded" in summarize(recorded([(MIB, "active_allocated", STEP)])).notes[0]
+    assert (
+        "none of the 1 recorded" in summarize(recorded([(MIB, "active_allocated", STEP)])).notes[0]
+    )
     assert "no segment" in summarize({"segments": []}).notes[0]
 
 
@@ -217,7 +219,7 @@ def test_a_total_that_is_not_the_sum_of_the_blocks_is_told_and_the_blocks_count(
         seen = summarize(raw)
         assert seen.devices[0].reserved_bytes == 80 * MIB, (total, told)
         assert (
-            f"segment 1 has the total_size {told}, and its blocks are 41,943,040 bytes"
+            f"segment 1 has the total_size {told}, but its blocks have 41,943,040 bytes"
             in seen.notes[0]
         ), (
             total,
@@ -232,4 +234,4 @@ def test_a_segment_that_stands_in_it_twice_counts_once(is_same_object: bool):
     raw["segments"].append(first if is_same_object else {**first, "blocks": [*first["blocks"]]})
     seen = summarize(raw)
     assert (seen.devices[0].reserved_bytes, seen.devices[0].segments) == (60 * MIB, 2)
-    assert "segment 2 is at the address of an earlier one" in seen.notes[0]
+    assert "segment 2 has the address of an earlier one" in seen.notes[0]

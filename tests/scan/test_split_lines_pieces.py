@@ -12,13 +12,13 @@ from oomguard import diagnose
 from oomguard.diagnosis.diagnose import diagnose_stream
 from oomguard.scan.skim import Gap
 from oomguard.scan.source import MAX_SEGMENT_CHARS, Line
-from oomguard.scan.split_lines import joined
+from oomguard.scan.split_lines import join_pieces
 from tests.scan.runtime_logs import FAILURE, HEALTHY, pieces_of, tagged
 
 
 def texts(lines, **how):
     numbered = [Line(number, 0, text) for number, text in enumerate(lines, 1)]
-    return [line.text for line in joined(numbered, **how) if isinstance(line, Line)]
+    return [line.text for line in join_pieces(numbered, **how) if isinstance(line, Line)]
 
 
 def told(text):
@@ -55,14 +55,14 @@ def test_the_line_is_at_the_place_of_its_first_piece():
         Line(n, n * 100, text.rstrip("\n"))
         for n, text in enumerate(pieces_of(["x" * 100, "y"], 30), 1)
     ]
-    assert [(line.number, line.byte) for line in joined(lines)] == [(1, 100), (5, 500)]
+    assert [(line.number, line.byte) for line in join_pieces(lines)] == [(1, 100), (5, 500)]
 
 
 def test_a_line_whose_end_does_not_come_is_read_as_far_as_it_goes():
     cut = pieces_of(["x" * 100], 30)
     assert texts([line.rstrip("\n") for line in cut[:2]])[0].endswith("x" * 60)
     gap = [Line(1, 0, cut[0].rstrip("\n")), Gap(), Line(9, 900, cut[-1].rstrip("\n"))]
-    assert [type(one) for one in joined(gap)] == [Line, Gap, Line]
+    assert [type(one) for one in join_pieces(gap)] == [Line, Gap, Line]
 
 
 def test_no_line_makes_memory_grow():

@@ -62,7 +62,7 @@ DRAFT = {
 
 def agrees(folder: Path, env: dict[str, str], *options: str) -> None:
     ours, engine = planned(folder, env, *options), planned(folder, env, *options, "--ask-engine")
-    assert "laid out by the installed vLLM" in engine["assumptions"][-1]
+    assert "the installed vLLM's own layout" in engine["assumptions"][-1]
     assert {name: engine.get(name) for name in NUMBERS} == {
         name: ours.get(name) for name in NUMBERS
     }

@@ -71,7 +71,7 @@ def test_no_module_of_the_working_directory_runs(stranger, vllm_env, tmp_path):
     (stranger.folder / "oomguard.py").unlink()  # the script's own import would take it
     answer, pid = asked(stranger, env, str(script))
     assert answer.returncode == 0, answer.stderr
-    assert "laid out by the installed vLLM" in answer.stdout
+    assert "the installed vLLM's own layout" in answer.stdout
     ran = stranger.ran()
     assert set(ran) <= before_us
     assert set().union(*ran.values()) <= {pid}

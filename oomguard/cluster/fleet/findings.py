@@ -20,7 +20,7 @@ from oomguard.core.records import Record
 from oomguard.remedy.policy import is_refused
 from oomguard.scan.compressed import HEAD_BYTES, format_of
 from oomguard.scan.inputs import Writer, is_url, writer_of
-from oomguard.scan.source import unpacked
+from oomguard.scan.source import decompress
 
 # When a line was printed: the stamps of collectors and loggers, those without a year or a zone read
 # beside the file's own time.
@@ -344,7 +344,7 @@ def _job_of_worker(source: str) -> str | None:
         contextlib.suppress(OSError, ValueError, InputError),
         contextlib.closing(_opened(source)) as stream,
     ):
-        found = _RAY_JOB.match(unpacked(stream, source, None).read(_JOB_BYTES))
+        found = _RAY_JOB.match(decompress(stream, source, None).read(_JOB_BYTES))
         if found:
             return found["job"].decode()
         return None

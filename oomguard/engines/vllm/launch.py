@@ -110,9 +110,9 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) ->
     Raises:
         InputError: no start printed the size of its KV cache.
     """
-    from oomguard.estimate.start.calibration import Calibrations, keep_measured, measured_start
+    from oomguard.estimate.start.calibration import Calibrations, measured_start, store_measurement
 
-    return keep_measured(measured_start(starts), source, Calibrations(), session)
+    return store_measurement(measured_start(starts), source, Calibrations(), session)
 
 
 def measured(sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:

@@ -1,12 +1,16 @@
-"""torch's caching allocator, replayed: how many bytes it takes from the device for a sequence of
-allocations and frees.
+"""Replay torch's caching allocator: the device bytes for a sequence of allocations and frees.
 
 The rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13)
-for one stream: sizes in whole 512 bytes; up to 1 MiB from segments of 2 MiB, up to 10 MiB from
-segments of 20 MiB, larger ones in whole 2 MiB of their own; the best fitting free block is split,
-of several the one with the lowest address, neighbours are joined, and where the device is full the
-free segments go back to it. The driver gives addresses from the top down: a newer segment's is
-lower. Other streams, private pools and what libraries take past the allocator are not in it.
+for one stream:
+
+- The allocator rounds sizes up to 512 bytes.
+- Blocks up to 1 MiB come from segments of 2 MiB, blocks up to 10 MiB from segments of 20 MiB.
+  Larger blocks get their own segment in multiples of 2 MiB.
+- It splits the best fitting free block. Among equals it takes the lowest address.
+- It merges free neighbors. If the device is full, it returns free segments to the device.
+- The driver assigns addresses from the top down, so a newer segment has a lower address.
+
+The replay does not cover other streams, private pools, or memory that libraries allocate directly.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ _HIGHEST_ADDRESS: Final = 1 << 62
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Part of a segment; ``before`` and ``after`` are its neighbours there. ``small`` ones hold up
-    to 1 MiB.
+    """Describe a part of a segment; ``before`` and ``after`` are its neighbors.
+
+    ``small`` blocks have at most 1 MiB.
     """
 
     size: int
@@ -42,7 +47,7 @@ class Block:
 
 
 def _from(first: Block) -> Iterator[Block]:
-    """Yield a block and those behind it in its segment."""
+    """Yield a block and its successors in the segment."""
     block: Block | None = first
     while block is not None:
         yield block
@@ -51,8 +56,9 @@ def _from(first: Block) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AllocatorSegment:
-    """What the allocator holds in one piece: (bytes, whether in use) of its blocks, in order;
-    ``small`` for those of up to 1 MiB.
+    """Describe one segment: (bytes, whether in use) of its blocks, in order.
+
+    ``small`` segments serve blocks up to 1 MiB.
     """
 
     small: bool
@@ -60,13 +66,14 @@ class AllocatorSegment:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of its blocks in use."""
+        """Return the bytes of the blocks in use."""
         return sum(size for size, in_use in self.pieces if in_use)
 
 
 def segment_bytes(size: int) -> int:
-    """Return what the device is asked for where no cached block holds ``size`` bytes; torch's
-    message tells this size.
+    """Return the bytes that the allocator requests from the device for a block of ``size`` bytes.
+
+    torch's message reports this size.
     """
     if size <= _SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
@@ -76,8 +83,9 @@ def segment_bytes(size: int) -> int:
 
 
 class CachingAllocator:
-    """An allocator on a device of ``capacity_bytes``, None for one without an end;
-    ``reserved_bytes`` is what it holds of it.
+    """Simulate an allocator on a device of ``capacity_bytes``; None means an endless device.
+
+    ``reserved_bytes`` is the memory that the allocator has from the device.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
@@ -90,15 +98,11 @@ class CachingAllocator:
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest block that it holds and nothing uses: a larger tensor needs more of the
-        device.
-        """
+        """Return the size of the largest free block; a larger tensor needs more device memory."""
         return max((free[-1][0] for free in self._free if free), default=0)
 
     def allocate(self, size: int) -> Block | None:
-        """Allocate a block; return None where the device is full even after every free segment went
-        back to it.
-        """
+        """Allocate a block; None if the device is full even without the free segments."""
         rounded = max(_ALIGNMENT_BYTES, -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
         small = rounded <= _SMALL_BYTES
         block = self._cached(rounded, small=small) or self._segment(rounded)
@@ -117,9 +121,7 @@ class CachingAllocator:
         return block
 
     def release(self, block: Block, size: int) -> None:
-        """Give a block that was asked for with ``size`` bytes back to the allocator, which keeps it
-        for the next one.
-        """
+        """Free a block that was allocated with ``size`` bytes; the allocator caches it."""
         small = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES <= _SMALL_BYTES
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
@@ -136,7 +138,7 @@ class CachingAllocator:
         return self._lowest_address
 
     def _cached(self, rounded: int, *, small: bool) -> Block | None:
-        """Take the smallest free block that is large enough; return None without one."""
+        """Take the smallest free block that is large enough, or return None."""
         free = self._free[small]
         at = bisect_left(free, (rounded, 0))
         if at == len(free):
@@ -156,7 +158,7 @@ class CachingAllocator:
         return self._block(size, self._new_address(size), small=rounded <= _SMALL_BYTES)
 
     def segments(self) -> list[AllocatorSegment]:
-        """Return the segments as they are now, the oldest first."""
+        """Return the current segments, the oldest first."""
         firsts = (block for block in self._by_address.values() if block.before is None)
         return [
             AllocatorSegment(
@@ -166,11 +168,11 @@ class CachingAllocator:
         ]
 
     def take_over(self, pieces: Iterable[tuple[int, bool]], *, small: bool) -> list[Block]:
-        """Hold a segment as a snapshot shows it; return the blocks in use.
+        """Add a segment from a snapshot and return its blocks in use.
 
         Args:
             pieces: (bytes, whether in use) of its blocks, in order.
-            small: whether it holds allocations of up to 1 MiB.
+            small: whether it serves allocations up to 1 MiB.
         """
         used = []
         before = None
@@ -192,9 +194,7 @@ class CachingAllocator:
         return used
 
     def empty_cache(self) -> None:
-        """Give every segment of which no part is in use back to the device, as
-        ``torch.cuda.empty_cache`` does.
-        """
+        """Return every unused segment to the device, like ``torch.cuda.empty_cache``."""
         for small in (True, False):
             for size, address in list(self._free[small]):
                 block = self._by_address[address]
@@ -227,15 +227,14 @@ def replay(
     capacity_bytes: int | None = None,
     segments: Iterable[AllocatorSegment] = (),
 ) -> int | None:
-    """Return the most bytes that the allocator holds over ``events``; None where the device runs
-    out.
+    """Return the allocator's largest reservation over ``events``; None if the device is full.
 
     Args:
-        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not
-            among them is passed over. Negative bytes are those of a block without which an
-            operation goes on; on a device without an end they are not counted.
-        capacity_bytes: the device's size; None for one without an end.
-        segments: what the allocator holds before them.
+        events: (storage number, bytes, or 0 for its end), in order. The replay ignores the end of
+            an unknown storage. Negative bytes mark a block that the operation can do without; an
+            endless device does not count them.
+        capacity_bytes: the device's size; None means an endless device.
+        segments: the allocator's segments at the start.
     """
     allocator = CachingAllocator(capacity_bytes)
     for segment in segments:
@@ -254,11 +253,10 @@ def replay(
 
 
 def least_capacity(events: Sequence[tuple[int, int]], allocated_bytes: int) -> int:
-    """Return the smallest device, beyond the CUDA context, on which ``events`` run, within a part
-    in a thousand.
+    """Return the smallest device, without the CUDA context, on which ``events`` succeed.
 
-    ``allocated_bytes`` is the most that is in use at once. The answer is never more than the
-    allocator takes without a limit.
+    The result is accurate to one part in a thousand, and at most what the allocator reserves
+    without a limit. ``allocated_bytes`` is the largest number of bytes in use at once.
     """
     unlimited = replay(events)
     low = allocated_bytes

@@ -1,6 +1,4 @@
-"""Where the bytes of one GPU go in a call of transformers' ``generate``: by the closed form, or by
-running the model's own code.
-"""
+"""Estimate the GPU memory of a transformers ``generate`` call, in closed form or by a trace."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from oomguard.estimate.model.layer_caches import layer_caches
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import ModelShape
 
-# Bytes that one row of ``transformers`` ``generate`` needs beyond the weights, in closed form.
+# Bytes per row of ``generate`` beyond the weights, in closed form.
 #
-# For the prefill of a decoder with sdpa attention and the last position's logits only, the peak
-# over the weights is ``KV(T) + 2*B*T*(3*I + 4*H)`` in bf16, within 0.21 % of a fake-tensor run in
-# five cases; here with the model's own element size. While decoding, ``torch.cat`` allocates a
-# layer's keys or values anew at every step: half of a layer's cache on top. A padding mask expands
-# the KV heads of one layer to all heads (``repeat_kv``).
+# For a decoder's prefill with sdpa attention and only the last position's logits, the peak over the
+# weights is ``KV(T) + 2*B*T*(3*I + 4*H)`` in bf16. That was within 0.21 % of a fake-tensor run in
+# five cases; here the model's own element size replaces bf16. While decoding, ``torch.cat``
+# reallocates a layer's keys or values at every step, which adds half of a layer's cache. A padding
+# mask expands the KV heads of one layer to all heads (``repeat_kv``).
 
 
 def generate_row_bytes(
@@ -31,19 +29,18 @@ def generate_row_bytes(
     padded: bool = False,
     eager: bool = False,
 ) -> int:
-    """Return the peak bytes of one row, at the prefill or at the last decoding step.
+    """Return the peak bytes per row, at the prefill or at the last decoding step.
 
     Args:
         shape: the model's numbers.
-        prompt_tokens: tokens of the prompt, padding included.
+        prompt_tokens: tokens of the prompt, including padding.
         max_new_tokens: tokens that the call may generate.
-        padded: whether the row carries a mask of prompt by prompt.
-        eager: whether attention keeps its scores: masked, copied to fp32 and through the softmax,
-            10 bytes each in bf16.
+        padded: whether the row has a prompt-by-prompt mask.
+        eager: whether attention stores its scores. Mask, fp32 copy and softmax take 10 bytes per
+            score in bf16.
 
     Raises:
-        SettingError: a layer keeps anything else than every token, or has experts in place of its
-            MLP.
+        SettingError: a layer caches less than every token, or has experts instead of an MLP.
     """
     plain = all(
         cache.kind == "full" and not cache.latent
@@ -52,16 +49,16 @@ def generate_row_bytes(
     intermediate = shape.number("intermediate_size") or 4 * shape.hidden
     if not plain or shape.number("num_experts") is not None:
         raise SettingError(
-            "the closed form holds for plain decoders with the dynamic cache",
+            "the closed form supports only plain decoders with the dynamic cache",
             hint=(
-                "--trace runs the model's own code under fake tensors (torch and transformers "
-                "installed)"
+                "use --trace, which runs the model's own code under fake tensors (needs "
+                "torch and transformers)"
             ),
         )
     size = shape.dtype_bytes
     kv_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
     repeated = 2 * shape.heads * shape.head_dim * size
-    # The MLP's peak and eager attention's do not come at the same time: the larger counts.
+    # The MLP and eager attention peak at different times, so the larger one counts.
     mlp = prompt_tokens * size * (3 * intermediate + 4 * shape.hidden)
     if eager:
         scores = shape.heads * prompt_tokens * prompt_tokens * max(10, 3 * size)
@@ -74,12 +71,12 @@ def generate_row_bytes(
     decode = total_tokens * (kv_token + kv_token // (2 * shape.layers) + repeated)
     logits = shape.vocab * (
         size + 4 * 3
-    )  # the last position's logits, its fp32 copy and the processors' work on it
+    )  # the last position's logits, their fp32 copy, and the processors' tensors
     return max(prefill, decode) + logits
 
 
-# The closed form is within 0.21 % of a fake-tensor run on five plain decoders (closed_form.py);
-# other shapes are less sure.
+# The closed form was within 0.21 % of a fake-tensor run on five plain decoders. Other shapes are
+# less certain.
 _CLOSED_FORM_UNCERTAINTY_RATIO: Final = 0.03
 _ATTENTIONS: Final = ("sdpa", "eager")
 
@@ -87,34 +84,33 @@ _ATTENTIONS: Final = ("sdpa", "eager")
 def budget_call(
     model: Model, call: PlannedCall, gpu_total_bytes: int, *, trace: bool = False
 ) -> CallBudget:
-    """Budget one call of ``generate``.
+    """Estimate the memory of one ``generate`` call.
 
     Args:
         model: the model.
         call: the call's numbers.
         gpu_total_bytes: the memory of the GPU.
-        trace: whether to run the model's own code under fake tensors in place of the closed form.
+        trace: whether to run the model's own code under fake tensors instead of the closed form.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
         InputError: ``trace`` cannot run the model.
-        SettingError: a number of the call cannot be had, or the closed form does not hold for it.
+        SettingError: a number of the call is invalid, or the closed form does not apply.
     """
     if gpu_total_bytes <= 0:
-        raise SettingError("a GPU of 0 bytes holds nothing", hint="--gpu-memory 24GiB")
+        raise SettingError("a GPU needs more than 0 bytes", hint="--gpu-memory 24GiB")
     if call.attn_implementation not in _ATTENTIONS and not trace:
         raise SettingError(
-            f"attn_implementation is {call.attn_implementation!r}",
+            f"attn_implementation {call.attn_implementation!r} is not supported",
             hint=(
-                f"the closed form knows {', '.join(_ATTENTIONS)}; --trace runs the model's own code"
+                f"the closed form supports {', '.join(_ATTENTIONS)}; --trace runs the "
+                "model's own code"
             ),
         )
     length = call.prompt_tokens + call.max_new_tokens
     notes = []
     if model.shape.max_positions is not None and length > model.shape.max_positions:
-        notes.append(
-            f"{length} tokens are more than the model's {model.shape.max_positions} positions"
-        )
+        notes.append(f"{length} tokens exceed the model's {model.shape.max_positions} positions")
     rows = call.batch_size * call.num_beams
     context = constant("context", latest())["bytes"]
     if trace:
@@ -164,21 +160,21 @@ def budget_call(
 
 
 _REPLAYED: Final = (
-    "reserved by torch: the least that its caching allocator gets along with, the call's "
-    "allocations replayed"
+    "reserved by torch: the least that its caching allocator needs, from a replay of the "
+    "call's allocations"
 )
 _RESERVED: Final = (
-    "reserved by torch: 5.2 % over what is allocated, the most of four replayed calls"
+    "reserved by torch: 5.2 % over the allocated bytes, the largest share in four replayed calls"
 )
 
 
 def _row_bytes(model: Model, call: PlannedCall) -> int:
     if call.cache_implementation is not None:
         raise SettingError(
-            f"the closed form holds for the dynamic cache, not {call.cache_implementation!r}",
+            f"the closed form supports only the dynamic cache, not {call.cache_implementation!r}",
             hint=(
-                "--trace runs the model's own code under fake tensors (torch and transformers "
-                "installed)"
+                "use --trace, which runs the model's own code under fake tensors (needs "
+                "torch and transformers)"
             ),
         )
     eager = call.attn_implementation == "eager"

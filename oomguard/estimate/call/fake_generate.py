@@ -1,8 +1,7 @@
-"""``generate`` under fake tensors, which have shapes and sizes and no bytes: what would be alive at
-every step.
+"""Run ``generate`` under fake tensors, which have shapes but no bytes, and track live memory.
 
-Nothing is allocated on any device. What ``generate`` asks of values is answered as in an ordinary
-call. This imports torch and transformers, so only code that has them already may import it.
+Nothing is allocated on any device. Questions about tensor values get the answers of an ordinary
+call. This module imports torch and transformers, so only import it if both are already loaded.
 """
 
 from __future__ import annotations
@@ -33,26 +32,23 @@ from oomguard.core.files import read_tables
 from oomguard.estimate.call.trace import STEPS, TracedSteps
 from oomguard.probe.live_storages import LiveStorages
 
-# Copies of tensors in a trace: what ``copy.deepcopy`` makes of a fake tensor, by an operation that
-# has a shape and a size.
+# ``copy.deepcopy`` of a fake tensor must become an operation with a shape and a size.
 #
-# torch 2.13 itself copies what stands behind a fake tensor made of constants
-# (``torch.tensor([1])``, as tokens that end a row are): it raises, and what it leaves half made is
-# freed twice, which ends the process. Models copy tensors as they run: those with an assistant copy
-# the configuration of ``generate`` and the cache. As fake_generate.py this imports torch.
+# torch 2.13 itself copies the constants behind a fake tensor (``torch.tensor([1])``, like the
+# end-of-sequence tokens). That raises, and the half-made copy is freed twice, which ends the
+# process. Models copy tensors while running: assisted generation copies the configuration and the
+# cache.
 
 
 class FakeCopies(TorchFunctionMode):  # type: ignore[misc]
-    """Has a fake tensor copied by ``clone``, once for each tensor in what is copied, and one number
-    of it written as a number.
-    """
+    """Copy each fake tensor once with ``clone``, and format its numbers as plain numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_fake = bool(args) and isinstance(args[0], FakeTensor)
         if func is torch.Tensor.__format__ and is_fake and not args[0].dim():
             return format(
                 args[0].item(), *args[1:]
-            )  # as of one that is not fake: a name with a number in it
+            )  # same as for a real tensor: a name with a number in it
         if func is not torch.Tensor.__deepcopy__ or not is_fake:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
@@ -65,13 +61,11 @@ class FakeCopies(TorchFunctionMode):  # type: ignore[misc]
         return memo[id(tensor)]
 
 
-# Functions that add to what they have just made, in place on a device, yet to another tensor under
-# a mode or with fake tensors.
+# Some torch functions add in place on a device, but out of place under a mode or with fake tensors.
 #
-# torch (2.11 to 2.13) adds the mask to the scores of attention, and the bias to the product of a
-# strided input, so: ATen/native's ``_scaled_dot_product_attention_math`` and ``linear``, where they
-# ask for ``isTensorSubclassLike``. One such tensor more moves every block behind it. As
-# fake_generate.py this imports torch.
+# In torch 2.11 to 2.13 these are ATen/native's ``_scaled_dot_product_attention_math`` (the mask)
+# and ``linear`` (the bias for a strided input), which check ``isTensorSubclassLike``. One
+# additional tensor would shift every later block.
 
 _FUNCTIONS: Final = frozenset(
     {torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear}
@@ -81,8 +75,9 @@ _ADD_IN_PLACE: Final = torch.ops.aten.add_.Tensor
 
 
 def as_on_device(device_type: str | None) -> AbstractContextManager[object]:
-    """Return what has these functions add as on a device of that type; the simulated one is a mode
-    itself.
+    """Return a context in which these functions add like on a device of that type.
+
+    The simulated device is itself a mode.
     """
     if device_type == "cuda":
         return FakeInPlace()
@@ -90,7 +85,7 @@ def as_on_device(device_type: str | None) -> AbstractContextManager[object]:
 
 
 class FakeInPlace(TorchFunctionMode):  # type: ignore[misc]
-    """Has these functions add in place, as on a device whose tensors no mode watches."""
+    """Make these functions add in place, like on a device without a tensor mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _FUNCTIONS:
@@ -106,20 +101,20 @@ class _InPlace(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-# The memory of tensors in a trace: a fake tensor has none, and code that reads it at an address
-# would end the process.
+# A fake tensor has no memory, and code that reads at its address would end the process.
 #
-# torch (2.13) hands out the address 0 for it, and ``apply_`` writes there. Libraries compare
-# addresses, which is harmless; code of the user's own hands them to ctypes, to a kernel or to
-# another library. As fake_generate.py this imports torch.
+# torch (2.13) returns the address 0, and ``apply_`` writes there. Libraries only compare addresses,
+# which is harmless. User code passes them to ctypes, a kernel or another library.
 
 _CHANGED_BY_PYTHON: Final = frozenset({torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 class FakeMemory(TorchFunctionMode):  # type: ignore[misc]
-    """Raises RuntimeError where a function of Python's is run on each number of a fake tensor, or
-    own code asks for its address.
+    """Raise RuntimeError if user code accesses a fake tensor's memory.
+
+    That is a Python function over each number (``apply_``), or the address in code outside of
+    libraries.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,7 +124,7 @@ class FakeMemory(TorchFunctionMode):  # type: ignore[misc]
         if reads and any(isinstance(arg, FakeTensor) for arg in args):
             raise RuntimeError(
                 "Cannot access data pointer of a fake tensor"
-            )  # as torch says where it knows of it
+            )  # torch's own message for this
         return func(*args, **(kwargs or {}))
 
 
@@ -137,18 +132,14 @@ def _is_installed(frame: Any) -> bool:
     return not _INSTALLED.isdisjoint(Path(frame.f_code.co_filename).parts)
 
 
-# Modules of a trace that a model's code moves to another kind of number or another device
-# (``router.to(torch.float32)``).
+# Model code may move a module to another data type or device (``router.to(torch.float32)``).
 #
-# torch 2.13 exchanges the weights of such a module for the new ones in place, which it cannot do
-# with fake tensors. As fake_generate.py this imports torch.
+# torch 2.13 swaps the weights of such a module in place, which fails for fake tensors.
 
 
 @contextlib.contextmanager
 def moving_fakes() -> Iterator[None]:
-    """Have modules of fake tensors take new ones in place of those that they have, in
-    this thread.
-    """
+    """Make modules replace fake tensors with new ones in this thread."""
     torchs = torch.nn.Module._apply
     own = threading.get_ident()
 
@@ -180,11 +171,9 @@ def _moved(tensor: Any, fn: Callable[[Any], Any]) -> Any:
     return torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)
 
 
-# Memory that kernels take beside the tensors of an operation: asked of torch's allocator when it
-# begins, given back when it ends.
+# Kernels allocate scratch memory when an operation begins and free it when the operation ends.
 #
-# The formulas stand in scratch.toml, by torch's names of operations. As fake_generate.py this
-# imports torch.
+# scratch.toml has the formulas by torch's operation names.
 
 _FILE: Final = Path(__file__).with_name("scratch.toml")
 _RESULT: Final = "result"
@@ -192,11 +181,10 @@ _RESULT: Final = "result"
 
 @dataclass(frozen=True, slots=True)
 class ScratchBlock:
-    """One block: the sum of products of numbers, each (factor, names of numbers).
+    """Describe one scratch block: a sum of products, each a factor and names of numbers.
 
-    ``least`` and ``below`` are limits of numbers, by name, between which the block is taken. One
-    that is taken ``before`` is there when the result is made; the operation goes on without one
-    that ``may_fail``.
+    ``least`` and ``below`` limit numbers by name; outside of them there is no block. A block with
+    ``before`` exists before the result. The operation succeeds without a block that ``may_fail``.
     """
 
     terms: tuple[tuple[float, tuple[str, ...]], ...]
@@ -206,7 +194,7 @@ class ScratchBlock:
     may_fail: bool
 
     def bytes(self, numbers: Mapping[str, float]) -> int:
-        """Return its bytes; 0 where it is not taken."""
+        """Return the block's bytes, or 0 if there is no block."""
         if any(numbers[name] < limit for name, limit in self.least.items()):
             return 0
         if any(numbers[name] >= limit for name, limit in self.below.items()):
@@ -217,7 +205,7 @@ class ScratchBlock:
 
 
 class KernelScratch:
-    """The blocks that the operations of one kind of device take, e.g. ``cuda``."""
+    """Hold the scratch blocks of all operations on one device type, e.g. ``cuda``."""
 
     def __init__(self, device_type: str | None) -> None:
         self._blocks = _operations().get(device_type or "", {})
@@ -225,12 +213,11 @@ class KernelScratch:
     def blocks_bytes(
         self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> tuple[list[int], list[int]] | None:
-        """Return the bytes of the blocks that an operation takes beside its tensors: before its
-        result, and after; None without any.
+        """Return the bytes of an operation's scratch blocks before and after its result.
 
-        Each operation takes the same number of blocks whatever its sizes, so that calls of other
-        rows are told on a line: one that is not taken is of one byte. Those without which the
-        operation goes on are negative.
+        Returns None if the operation has none. An operation always has the same number of blocks,
+        so that calls with other batch sizes compare linearly: an unused block has one byte. Blocks
+        that may fail are negative.
         """
         blocks = self._blocks.get(operation._schema.name)
         if blocks is None:
@@ -247,8 +234,9 @@ class KernelScratch:
 def _numbers(
     operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> dict[str, float]:
-    """Return the numbers that formulas may name: ``self.bytes`` of a tensor, ``k`` of a plain
-    number; arguments by torch's names.
+    """Return the numbers that formulas may name, by torch's argument names.
+
+    ``self.bytes`` is a tensor's size, ``k`` a plain number.
     """
     arguments = operation._schema.arguments
     given = {one.name: one.default_value for one in arguments if one.has_default_value()}
@@ -279,14 +267,14 @@ def _numbers(
 
 
 def _is_in_order(tensor: torch.Tensor) -> bool:
-    """Return whether a kernel takes a tensor as it lies: no copy is made of it first."""
+    """Return whether a kernel reads a tensor without copying it first."""
     is_image = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return bool(is_image or tensor.is_contiguous())
 
 
 @cache
 def _operations() -> dict[str, dict[str, tuple[ScratchBlock, ...]]]:
-    """Return the blocks of every operation, by kind of device."""
+    """Return the scratch blocks of every operation, by device type."""
     found: dict[str, dict[str, tuple[ScratchBlock, ...]]] = {}
     for row in read_tables("scratch", [_FILE])[_FILE]["operation"]:
         blocks = tuple(_block(block) for block in row["blocks"])
@@ -300,10 +288,9 @@ def _block(row: Mapping[str, Any]) -> ScratchBlock:
     return ScratchBlock(terms, *limits, row.get("before", False), row.get("may_fail", False))
 
 
-# Which operations draw random numbers, by torch's own tag, and how many; as fake_generate.py this
-# imports torch.
+# torch tags the operations that draw random numbers.
 
-# What an operation draws by, by the argument's name: with none of it, it draws nothing (attention,
+# These arguments set the rate of random numbers; at 0 the operation draws none (attention,
 # recurrent layers).
 _RATES: Final = frozenset({"dropout_p", "dropout", "p"})
 _MODES: Final = frozenset({"train", "training"})
@@ -329,12 +316,12 @@ def draws(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
 
 
 class Drawn:
-    """What the operations of a trace have drawn.
+    """Record the random numbers that the operations of a trace drew.
 
     Attributes:
-        alone: whether one of them drew a single number, as a layer does that is left out at random:
-            whatever the rows, it is the same.
-        many: whether one drew several, which may be one or more a row.
+        alone: whether one of them drew a single number, like a randomly skipped layer does; the
+            number of rows does not matter then.
+        many: whether one drew several numbers, possibly one or more per row.
     """
 
     def __init__(self) -> None:
@@ -343,7 +330,7 @@ class Drawn:
     def note(
         self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        """Note an operation by its arguments and its result."""
+        """Record an operation by its arguments and its result."""
         if not draws(operation, args, kwargs):
             return
         is_alone = isinstance(out, torch.Tensor) and out.numel() == 1
@@ -351,13 +338,13 @@ class Drawn:
         self.many = self.many or not is_alone
 
 
-# Steps of the call that stands for another's end: the prefill, one that may still hold what it
-# made, and the last.
+# Steps of the short call that represents the end of another: the prefill, a step that may still
+# have the prefill's tensors, and the last step.
 _END_STEPS: Final = 3
-# Operations whose answer is read as yes, "do beams go on"; "has all ended" (aten::eq) is no. The
-# caller tells of the mask.
+# The trace reads these operations as true ("continue the beam search") and aten::eq ("all rows have
+# ended") as false. The caller supplies the answer for the mask.
 _READ_AS_TRUE: Final = frozenset({"aten::bitwise_and", "aten::logical_and"})
-# What a call is made for; where it has none of them, its first tensor: images, sound.
+# The inputs of a call; without any of them it is the call's first tensor: images or sound.
 _PROMPTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
 _HOOKS: Final = (
     "_forward_hooks",
@@ -367,9 +354,9 @@ _HOOKS: Final = (
     "_forward_hooks_always_called",
 )
 _CAPTURING: Final = "transformers.utils.output_capturing"
-# One trace at a time: it changes for its duration what transformers takes for a fake tensor.
+# One trace at a time, because it changes what transformers considers a fake tensor.
 _ONE_AT_A_TIME: Final = threading.RLock()
-# A model's own loop may wait for a value that no fake tensor has: such a trace ends here.
+# A model's own loop may wait for a value that no fake tensor has. The trace ends after this time.
 _LONGEST_S: Final = 120.0
 _READ: Final = torch.ops.aten._local_scalar_dense.default
 _GROUPED: Final = (
@@ -379,17 +366,16 @@ _GROUPED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FakeModel:
-    """A copy of a model under fake tensors: the same code and shapes, no bytes."""
+    """Hold a copy of a model under fake tensors: the same code and shapes without bytes."""
 
     model: Any
     mode: FakeTensorMode
 
 
 def twin_of(model: Any) -> FakeModel:
-    """Copy a model under fake tensors; raises whatever copying a module of its kind raises."""
+    """Copy a model under fake tensors; raises the same errors as copying its modules."""
     with _disable_current_modes():
-        # An operation without a shape rule raises here; otherwise it would run for real, on a
-        # device that is full.
+        # An operation without a shape rule raises here. Otherwise it would run on the full device.
         mode = FakeTensorMode(allow_fallback_kernels=False)
         with FakeCopyMode(mode):
             twin = copy.deepcopy(model)
@@ -401,9 +387,7 @@ def twin_of(model: Any) -> FakeModel:
 
 
 def _captures(hook: Any) -> bool:
-    """Return whether a hook is transformers' own, by which a model keeps the states and attentions
-    that it is asked for.
-    """
+    """Return whether a hook is transformers' own hook for hidden states and attentions."""
     return str(getattr(hook, "__module__", "")) == _CAPTURING
 
 
@@ -415,17 +399,17 @@ def trace_call(
     mask_is_full: bool,
     keep_events: bool = False,
 ) -> TracedSteps:
-    """Trace a call of ``steps`` steps: its first ones, and its last one in a call that begins
-    shortly before the end.
+    """Trace a call of ``steps`` steps: its first steps, and its last one in a shorter call.
 
     Args:
         twin: the model under fake tensors.
         arguments: the arguments of ``generate``.
         steps: tokens that the call generates.
         mask_is_full: whether the attention mask hides nothing.
-        keep_events: whether to keep allocations and ends, for a replay.
+        keep_events: whether to record allocations and frees for a replay.
 
-    Raises whatever the model's code raises under fake tensors.
+    Raises:
+        Exception: the model's code fails under fake tensors.
     """
     first = trace_steps(
         twin, arguments, steps=min(STEPS, steps), mask_is_full=mask_is_full, keep_events=keep_events
@@ -435,8 +419,8 @@ def trace_call(
     end = trace_steps(
         twin, _near_the_end(twin, arguments, steps), steps=_END_STEPS, mask_is_full=mask_is_full
     )
-    # The step after the prefill may still hold what only that made (a sliding window's longer
-    # past).
+    # The step after the prefill may still have tensors of the prefill (a sliding window's longer
+    # cache).
     return replace(first, end_bytes=end.peaks_bytes[-1] - end.start_bytes + first.start_bytes)
 
 
@@ -476,11 +460,12 @@ def trace_steps(
     mask_is_full: bool,
     keep_events: bool = False,
 ) -> TracedSteps:
-    """Run the first ``steps`` steps of ``twin.model.generate(**arguments)``; real tensors among the
-    arguments become fake.
+    """Run the first ``steps`` steps of ``twin.model.generate(**arguments)`` on fake tensors.
 
-    The arguments are those of ``trace_call``. Raises whatever the model's code raises under fake
-    tensors.
+    The arguments are the same as for ``trace_call``; real tensors among them become fake.
+
+    Raises:
+        Exception: the model's code fails under fake tensors.
     """
     storages = LiveStorages(keep_events=keep_events)
     watch = _Watch(storages, twin, mask_is_full=mask_is_full)
@@ -507,10 +492,10 @@ def trace_steps(
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
             except _EnoughError:
                 pass
-            else:  # it ended by itself: the last step has what came after it too
+            else:  # the call ended early: the last step includes what came after it
                 if ends.peaks_bytes:
                     ends.peaks_bytes[-1] = max(ends.peaks_bytes[-1], storages.peak_bytes)
-    # What ended because the call was broken off does not count.
+    # Ignore frees that only happened because the trace interrupted the call.
     events = tuple(storages.events or ())[: ends.events_seen[-1] if ends.events_seen else None]
     return TracedSteps(
         weights_bytes,
@@ -523,8 +508,9 @@ def trace_steps(
 
 @contextlib.contextmanager
 def _as_if_real() -> Iterator[None]:
-    """Hide from transformers that tensors are fake, as it would keep masks that an ordinary call
-    leaves out; let their modules be moved.
+    """Hide from transformers that tensors are fake, and let their modules move.
+
+    Otherwise transformers would build masks that an ordinary call omits.
     """
     from transformers.utils import import_utils
 
@@ -533,7 +519,7 @@ def _as_if_real() -> Iterator[None]:
     level = log.level
     log.setLevel(
         logging.CRITICAL
-    )  # its exception already reports an operation without a shape rule
+    )  # the exception already reports an operation without a shape rule
     try:
         if asks is not None:
             own = threading.get_ident()
@@ -549,14 +535,15 @@ def _as_if_real() -> Iterator[None]:
 
 
 def rows_like(twin: FakeModel, tensor: Any, rows: int) -> Any:
-    """A fake tensor of the same kind with another number of rows."""
+    """Return a fake tensor of the same kind with another number of rows."""
     with _disable_current_modes(), twin.mode:
         return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
 
 
 def is_full(mask: Any) -> bool:
-    """Whether a real attention mask hides nothing; a simulated device does not see the question,
-    and a full one needs no room for it.
+    """Return whether a real attention mask hides nothing.
+
+    A simulated device does not see the question. A full device has room for it.
     """
     with _disable_current_modes():
         return mask is None or not bool((mask.detach().to("cpu") == 0).any())
@@ -569,7 +556,7 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Counts what every operation makes on the device, and answers what is read of values."""
+    """Count every operation's bytes on the device, and answer questions about values."""
 
     def __init__(self, storages: LiveStorages, twin: FakeModel, *, mask_is_full: bool) -> None:
         super().__init__()
@@ -583,10 +570,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _READ:
             if time.monotonic() > self._ends_s:
-                raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
+                raise TimeoutError(f"the trace did not end within {_LONGEST_S:.0f} s")
             is_known = (
                 getattr(args[0], "constant", None) is not None
-            )  # made of numbers alone (LED's count of windows)
+            )  # an integer from plain numbers (LED's count of windows)
             if is_known:
                 return func(*args)
             return _answer(args[0])
@@ -612,22 +599,23 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(leaf, torch.Tensor) and leaf.device.type == (
                 self.device_type or leaf.device.type
             ):
-                self._storages.adopt(leaf)  # not what waits on the host
+                self._storages.adopt(leaf)  # not storages on the host
         self._storages.note_peak()
 
     def _note_answer(self, name: str, args: Any, out: Any) -> None:
-        """Note on what an operation gives how it is to be read, where that is not as no or as 0."""
+        """Remember how to answer an operation's result if the answer is neither false nor 0."""
         first: Any = args[0] if args else None
         if name == "aten::sum" and len(args) == 1 and first.dtype == torch.bool:
             out._oomguard_counted = first.dim(), first.numel()
-        # The padding mask is asked whole, by how many of it are true (that is faster) or by all.
+        # transformers checks the whole padding mask, by its number of true entries (faster) or by
+        # all.
         if name == "aten::eq":
             counted = getattr(first, "_oomguard_counted", None)
         else:
             counted = None
         if counted is not None and counted[0] > 1 and args[1] == counted[1]:
             out._oomguard_true = self._mask_is_full
-        # One entry a row is asked whether rows are packed, and they are not.
+        # With one entry per row, transformers asks whether rows are packed, and they are not.
         elif name in _READ_AS_TRUE or (
             name == "aten::all" and (self._mask_is_full or first.dim() < 2)
         ):
@@ -635,16 +623,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _grouped_product(first: Any, second: Any, *_: Any, **options: Any) -> Any:
-    """The experts' product has a shape rule for bfloat16 only (torch 2.13), real tensors of other
-    types multiply all the same.
+    """Compute the shape of the experts' product for any data type.
+
+    torch 2.13 has a shape rule for bfloat16 only, though real tensors of other types work.
     """
-    groups = (
-        ()
-        if first.dim() != second.dim()
-        else (second.shape[0],)
-        if first.dim() == 3
-        else (options["offs"].shape[0],)
-    )
+    if first.dim() != second.dim():
+        groups = []
+    elif first.dim() == 3:
+        groups = [second.shape[0]]
+    else:
+        groups = [options["offs"].shape[0]]
     shape = (*groups, first.shape[-2], second.shape[-1])
     return torch.empty(shape, dtype=options.get("out_dtype") or first.dtype, device=first.device)
 
@@ -658,7 +646,7 @@ def _answer(tensor: Any) -> bool | int | float:
 
 
 class _Steps(StoppingCriteria):  # type: ignore[misc]
-    """Notes each step's peak, and ends the call after the last one asked for."""
+    """Record each step's peak, and end the call after the last traced step."""
 
     def __init__(self, storages: LiveStorages, steps: int) -> None:
         self._storages = storages

@@ -1,9 +1,8 @@
-"""Peak memory of a transformers ``generate``, from running the model's own code under fake tensors
-in a child process.
+"""Measure the peak memory of a transformers ``generate`` by a run under fake tensors.
 
-It takes no GPU and no weights, and seconds for a model of eight billion parameters. It runs in a
-child, since fake tensors of a CUDA build would create a context on the device. Scratch memory of
-kernels and the caching allocator's rounding are not in it.
+The run needs no GPU and no weights, and takes seconds for a model of eight billion parameters. It
+happens in a child process because fake tensors of a CUDA build would create a context on the
+device. The result excludes the kernels' scratch memory and the caching allocator's rounding.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Any, Final
 from oomguard.core.errors import SettingError
 from oomguard.core.installation import install_hint
 from oomguard.core.records import Record
-from oomguard.estimate.child_python import ask_child
+from oomguard.estimate.child_python import call_child
 
-# The records of a call of ``generate`` before it is made: its numbers, and where the bytes of the
-# GPU go.
+# The input and the result of an estimate for one ``generate`` call.
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """The numbers of one call of ``generate``; ``config`` is the model's, ``dtype`` torch's name
-    for the type of the weights.
+    """Hold the numbers of one ``generate`` call.
+
+    ``config`` is the model's configuration; ``dtype`` is torch's name for the weights' data type.
     """
 
     config: Mapping[str, Any]
@@ -40,19 +39,19 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CallBudget(Record):
-    """The budget of one call of transformers' ``generate`` on one GPU, in bytes.
+    """Report the bytes of one transformers ``generate`` call on one GPU.
 
     Attributes:
         weights_bytes: the weights.
         kv_bytes_per_token: one token of one row in all layers.
         kv_cache_bytes: the cache at the end of the call.
-        peak_bytes: the most that is allocated at once, weights included.
-        reserved_bytes: what torch's caching allocator holds then.
+        peak_bytes: the largest allocation at once, including weights.
+        reserved_bytes: memory that torch's caching allocator reserves at the peak.
         cuda_context_bytes: the CUDA context.
-        largest_batch_size: how many rows would fit, 0 where not one does.
-        uncertainty_bytes: by how much the peak may be off, to either side.
-        traced: whether the model's own code was run under fake tensors.
-        assumptions: what was neither given nor read, a line each.
+        largest_batch_size: the number of rows that would fit, 0 if none does.
+        uncertainty_bytes: the uncertainty of the peak in both directions.
+        traced: whether the estimate ran the model's own code under fake tensors.
+        assumptions: one line for each value that was neither given nor read.
     """
 
     model: str
@@ -76,21 +75,19 @@ class CallBudget(Record):
 
     @property
     def fits(self) -> bool:
-        """Whether the call's reserved memory and the CUDA context fit on the GPU."""
+        """Return whether the reserved memory and the CUDA context fit on the GPU."""
         return self.reserved_bytes + self.cuda_context_bytes <= self.gpu_total_bytes
 
 
-# What running a call's first steps under fake tensors showed: the bytes alive at each, and what
-# follows for the rest.
+# The live bytes of a call's first steps, and the extrapolation to the rest.
 
-# Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm
-# up.
+# Traced steps before the extrapolation: the first is the prefill, and the second may still warm up.
 STEPS: Final = 5
-# Steps that a storage outlives at most where steps repeat: what a step gave is at hand in the next,
-# and its views until the one after.
+# In repeating steps a storage lives at most this many steps: the next step uses a result, and its
+# views live one step longer.
 _OLDEST: Final = 2
-# Steps to repeat for the allocator's replay, and their events: its waste shows long before that
-# many, and a replay is asked for often.
+# Steps that the allocator's replay repeats at most. Its waste is visible long before, and replays
+# must be fast.
 _MOST_REPEATS: Final = 256
 _LEAST_REPEATS: Final = 16
 _MOST_EVENTS: Final = 40_000
@@ -98,16 +95,16 @@ _MOST_EVENTS: Final = 40_000
 
 @dataclass(frozen=True, slots=True)
 class TracedSteps:
-    """What was alive in a call's first steps.
+    """Hold the memory of a call's first steps, in bytes.
 
     Attributes:
         weights_bytes: the weights.
-        start_bytes: all that was alive when the call began, weights included.
-        peaks_bytes: the peak of each step, with all of that.
-        events: where asked for, allocations and ends in order: (storage number, bytes, or 0 for its
-            end).
+        start_bytes: everything alive at the start of the call, including weights.
+        peaks_bytes: the peak of each step, including that.
+        events: allocations and frees in order if requested: (storage number, bytes, or 0 for a
+            free).
         events_seen: the number of events up to the end of each step.
-        end_bytes: the peak of the call's last step, where it was traced apart from the first ones.
+        end_bytes: the peak of the call's last step if it was traced separately; None otherwise.
     """
 
     weights_bytes: int
@@ -118,10 +115,10 @@ class TracedSteps:
     end_bytes: int | None = None
 
     def last_step_bytes(self, steps: int) -> int:
-        """Return the largest peak of the steps after the first; 0 where there is only one.
+        """Return the largest peak of the steps after the first, or 0 with only one step.
 
-        Steps beyond those traced end at ``end_bytes`` where that was traced; else each adds as much
-        as the last one did.
+        Later steps end at ``end_bytes`` if it is known. Otherwise each adds as many bytes as the
+        last traced one.
         """
         peaks = self.peaks_bytes
         if len(peaks) < 2:
@@ -133,15 +130,14 @@ class TracedSteps:
         return max(last, *peaks[1:])
 
     def peak_bytes(self, steps: int) -> int:
-        """Return the most that is alive at once in a call of ``steps`` steps."""
+        """Return the most bytes alive at once in a call of ``steps`` steps."""
         return max(self.peaks_bytes[0], self.last_step_bytes(steps))
 
     def all_events(self, steps: int) -> Iterator[tuple[int, int]]:
-        """Yield the allocations and ends of ``steps`` steps: those traced, then the last step for
-        each that is left.
+        """Yield the allocations and frees of ``steps`` steps by repeating the last traced one.
 
-        Every size grows as it did between the last two traced steps; of very many steps one stands
-        for several. Where the last two did not do the same, only the traced ones are yielded.
+        Every size grows as between the last two traced steps. In a very long call one step
+        represents several. If the last two steps differ, only the traced ones follow.
         """
         yield from self.events
         left = steps - len(self.events_seen)
@@ -151,12 +147,12 @@ class TracedSteps:
             pattern = None
         if pattern is None:
             return
-        born = {
-            (-before, at): self.events[self.events_seen[-2 - before] + at][0]
-            for before in range(_OLDEST)
-            for at, entry in enumerate(pattern)
-            if entry.bytes
-        }
+        born: dict[tuple[int, int], int] = {}
+        for before in range(_OLDEST):
+            first = self.events_seen[-2 - before]
+            for at, entry in enumerate(pattern):
+                if entry.bytes:
+                    born[-before, at] = self.events[first + at][0]
         fresh = max(number for number, _ in self.events)
         repeats = min(
             left, _MOST_REPEATS, max(_LEAST_REPEATS, _MOST_EVENTS // max(1, len(pattern)))
@@ -171,9 +167,7 @@ class TracedSteps:
                     yield born.pop((step - entry.age, entry.place)), 0
 
     def _pattern(self) -> list[_Repeated] | None:
-        """Return what the last step does, None where one of the steps before it did
-        something else.
-        """
+        """Return the events of the last step, or None if an earlier step did something else."""
         if len(self.events_seen) < 2 + _OLDEST:
             return None
         ends = self.events_seen[-2 - _OLDEST :]
@@ -181,13 +175,12 @@ class TracedSteps:
         if any(len(step) != len(last) for step in (*others, before)):
             return None
         older = {number for number, _ in self.events[: ends[0]]}
-        # The storages of the steps before the last: how many steps ago, and at which place there.
-        earlier = {
-            number: (age, at)
-            for age, step in enumerate((before, *reversed(others)), 1)
-            for at, (number, size) in enumerate(step)
-            if size
-        }
+        # The age in steps and the position of each storage from the earlier steps.
+        earlier: dict[int, tuple[int, int]] = {}
+        for age, step in enumerate((before, *reversed(others)), 1):
+            for at, (number, size) in enumerate(step):
+                if size:
+                    earlier[number] = (age, at)
         newer: dict[int, int] = {}
         pattern = []
         for at, ((_, size_before), (number, size)) in enumerate(zip(before, last, strict=True)):
@@ -209,9 +202,9 @@ class TracedSteps:
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """One event of a step: a new storage of ``bytes``, ``rise_bytes`` more than a step ago.
+    """Describe one repeating event: a new storage, ``rise_bytes`` larger than a step before.
 
-    With 0 bytes it is the end of the storage that was new ``age`` steps ago at ``place``.
+    With 0 bytes it is the free of the storage that was new ``age`` steps ago at ``place``.
     """
 
     bytes: int
@@ -242,15 +235,15 @@ def traced_steps(call: PlannedCall) -> TracedSteps:
         **{name: getattr(call, name) for name in call.__slots__},
         "config": dict(call.config),
     }
-    answer = ask_child(
+    answer = call_child(
         "oomguard.estimate.call.trace_process",
         question,
         limit_s=_LIMIT_S,
         environment=_ENVIRONMENT,
-        failed="the model cannot be traced",
+        failed="the trace of the model failed",
         late="the trace took more than {} seconds",
         hint=f"if torch or transformers is missing: {install_hint('hf')}",
-        late_hint="fewer prompt tokens or beams",
+        late_hint="use fewer prompt tokens or beams",
     )
     return TracedSteps(
         weights_bytes=answer["weights_bytes"],

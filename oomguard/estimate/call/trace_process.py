@@ -1,7 +1,7 @@
-"""Run by a child process: ``generate`` of a model under fake tensors.
+"""Run ``generate`` under fake tensors in a child process.
 
-It reads one JSON object on standard input and prints one: the bytes of the weights, the peak of
-each step, and the allocations in their order.
+The process reads one JSON object on standard input and prints one: the bytes of the weights, the
+peak of each step, and the allocations in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oomguard.estimate.model.parameters import auto_config
 
 
 def trace(asked: dict[str, Any]) -> TracedSteps:
-    """Answer one question; ``asked`` has the model's configuration and the call's numbers."""
+    """Trace one call; ``asked`` has the model's configuration and the call's numbers."""
     if asked["cache_implementation"]:
         options = {"cache_implementation": asked["cache_implementation"]}
     else:
@@ -55,5 +55,5 @@ def trace(asked: dict[str, Any]) -> TracedSteps:
 
 
 def main() -> None:
-    """Answer the question on standard input."""
+    """Trace the call from standard input."""
     print(json.dumps(asdict(trace(json.load(sys.stdin)))))  # noqa: T201 - the answer to the parent

@@ -1,9 +1,8 @@
-"""What speculative decoding adds: a draft model's weights and layers of cache, or the target's own
-MTP layers.
+"""Read which draft model, or which MTP layers, speculative decoding adds.
 
-The draft runs on the last pipeline stage, sharded as the target is; its layers draw blocks from the
-same pool (vllm/config/speculative.py, v1/spec_decode, 0.32). An n-gram or suffix method holds
-nothing on the device.
+The draft runs on the last pipeline stage and is sharded like the target. Its layers take blocks
+from the same pool (vllm/config/speculative.py, v1/spec_decode, 0.32). An n-gram or suffix method
+uses no device memory.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ _MTP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A method, the tokens it drafts in a step, and the name of the draft model; None where the
-    method has none.
+    """Describe the speculative method, its draft tokens per step, and its draft model.
+
+    ``model`` is None if the method has no draft model.
     """
 
     method: str
@@ -40,13 +40,17 @@ class Speculation:
 
     @property
     def uses_mtp_layers(self) -> bool:
-        """Whether the target's own MTP layers draft."""
+        """Return whether the target's own MTP layers draft."""
         return self.method in _MTP
 
 
 def read_speculation(text: str | None) -> Speculation | None:
-    """Read vLLM's ``speculative_config``, a JSON text; raises SettingError for what vLLM would not
-    take.
+    """Parse vLLM's ``speculative_config``, a JSON text.
+
+    Returns None for an empty text.
+
+    Raises:
+        SettingError: vLLM would reject the value.
     """
     if text is None:
         return None
@@ -54,11 +58,11 @@ def read_speculation(text: str | None) -> Speculation | None:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingError(
-            f"speculative_config is no JSON: {error}",
+            f"speculative_config is not valid JSON: {error}",
             hint='{"model": "DRAFT", "num_speculative_tokens": 5}',
         ) from None
     if not isinstance(config, Mapping):
-        raise SettingError(f"speculative_config is {text!r}, not an object")
+        raise SettingError(f"speculative_config must be a JSON object, got {text!r}")
     model = config.get("model")
     tokens = config.get("num_speculative_tokens")
     method = _method(config, model)
@@ -66,12 +70,12 @@ def read_speculation(text: str | None) -> Speculation | None:
         tokens = 1
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= _MOST_TOKENS:
         raise SettingError(
-            f"speculative_config.num_speculative_tokens is {tokens!r}, not a count of tokens"
+            f"speculative_config.num_speculative_tokens must be a token count, got {tokens!r}"
         )
     if method not in _NO_MODEL and method not in _MTP and not isinstance(model, str):
         raise SettingError(
-            f"speculative_config.model is {model!r}",
-            hint="a folder or a hub name of the draft model",
+            f"speculative_config.model must be a folder or a hub name, got {model!r}",
+            hint="give a folder or a hub name of the draft model",
         )
     if isinstance(model, str) and method not in _NO_MODEL and method not in _MTP:
         named = model

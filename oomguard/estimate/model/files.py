@@ -1,6 +1,4 @@
-"""Where a model's configuration and weights are: a folder, a ``config.json``, or a name
-on the hub.
-"""
+"""Find a model's configuration and weights in a folder, a ``config.json`` or on the hub."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
-from oomguard.estimate.model.shape import read_json, shown
+from oomguard.estimate.model.shape import printable, read_json
 from oomguard.estimate.model.weight_headers import (
     SUFFIX,
     Parameter,
@@ -27,11 +25,11 @@ _HINT: Final = "name a model folder, its config.json, or a model on the hub (ORG
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A parsed configuration, where it came from, and what lies beside it.
+    """Hold a parsed configuration, its source, and the files next to it.
 
-    ``parameters`` are the weights' tensors, None without a safetensors file; ``processor`` is the
-    configuration of the image processor, empty without one; ``gguf_bytes`` is the size of a GGUF
-    file, None without one.
+    ``parameters`` are the tensors of the weights, or None without a safetensors file. ``processor``
+    is the configuration of the image processor, empty without one. ``gguf_bytes`` is the size of a
+    GGUF file, or None without one.
     """
 
     name: str
@@ -43,26 +41,23 @@ class ModelFiles:
 
 
 def find_model(model: str) -> ModelFiles:
-    """Read what a model's folder, its ``config.json`` or the hub has of it; weights are not
-    fetched.
+    """Read a model's configuration and headers without fetching its weights.
 
     Args:
-        model: a folder, a ``config.json``, a GGUF file beside one, or a name on the hub
-            (``ORG/NAME``).
+        model: a folder, a ``config.json``, a GGUF file next to one, or a hub name (``ORG/NAME``).
 
     Raises:
-        InputError: nothing of that name is found, or a file of it is not a regular file or cannot
-            be read.
-        ConfigError: a file of it holds something else than it should.
+        InputError: nothing has that name, or one of its files is irregular or unreadable.
+        ConfigError: one of its files has unexpected content.
     """
     path = Path(model)
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return _from_hub(_hub_name(model))
-    except (OSError, ValueError) as error:  # a name too long, a null byte, a folder of someone else
+    except (OSError, ValueError) as error:  # an impossible name, or another user's
         raise InputError(
-            f"{shown(model)}: {getattr(error, 'strerror', None) or error}", hint=_HINT
+            f"{printable(model)}: {getattr(error, 'strerror', None) or error}", hint=_HINT
         ) from None
     if path.suffix == SUFFIX and stat.S_ISREG(mode):
         return _of_gguf(model, path)
@@ -83,8 +78,8 @@ def _of_gguf(model: str, path: Path) -> ModelFiles:
     config = path.with_name("config.json")
     if not is_there(config):
         raise InputError(
-            f"{model}: no config.json beside it",
-            hint="put that of the model it was made from there",
+            f"{model}: there is no config.json next to it",
+            hint="copy the config.json of the original model into that folder",
         )
     return ModelFiles(
         model, str(config), read_json(config), None, _processor(path.parent), gguf_bytes(path)
@@ -105,7 +100,7 @@ def _processor(folder: Path) -> dict[str, Any]:
 
 
 def _from_hub(model: str) -> ModelFiles:
-    """Fetch the configuration and the headers of a model on the hub, and nothing else."""
+    """Fetch only the configuration and the weight headers of a model on the hub."""
     try:
         import huggingface_hub
     except ImportError:
@@ -116,20 +111,20 @@ def _from_hub(model: str) -> ModelFiles:
     try:
         path = huggingface_hub.hf_hub_download(model, "config.json")
     except Exception as error:  # noqa: BLE001
-        # offline, gated, unknown or refused: the library has a dozen exceptions
+        # The library has a dozen exceptions for offline, gated, unknown and refused.
         if str(error).strip():
             reason = str(error).strip().splitlines()[0]
         else:
             reason = type(error).__name__
         raise InputError(
-            f"{model}: no such folder, and the hub does not give its config.json ({reason})",
+            f"{model}: no such folder, and the hub did not return its config.json ({reason})",
             hint="name a folder or a config.json",
         ) from None
     config = read_json(Path(path))
     try:
         found = huggingface_hub.get_safetensors_metadata(model)
     except Exception:  # noqa: BLE001
-        # weights in another format, or headers that cannot be had: the configuration is enough
+        # The headers are missing or in another format; the configuration is enough.
         return ModelFiles(model, path, config, None)
     tensors = tuple(
         read_tensor(name, {"dtype": info.dtype, "shape": list(info.shape)}, path)

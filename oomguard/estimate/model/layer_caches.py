@@ -1,10 +1,9 @@
-"""What each layer of one rank keeps between tokens, as vLLM counts it: keys and values, a latent
-vector, or a state.
+"""Compute the cache of each layer on one rank: keys and values, a latent vector, or a state.
 
-Sources: vllm/v1/kv_cache_interface.py, MambaStateShapeCalculator in
-vllm/model_executor/layers/mamba/mamba_utils.py, and the
-model files of vLLM 0.32 and 0.33. A layer that keeps nothing is left out: an MLP in its place, or
-keys and values that another layer holds.
+The counts are vLLM's. Sources: vllm/v1/kv_cache_interface.py, MambaStateShapeCalculator in
+vllm/model_executor/layers/mamba/mamba_utils.py, and the model files of vLLM 0.32 and 0.33. The
+result omits a layer without a cache: an MLP layer, or one that reuses another layer's keys and
+values.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from oomguard.estimate.model.layer_kinds import (
     layer_kinds,
     window_tokens,
 )
-from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count, mistakes_in, shown
+from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count, mistakes_in, printable
 
 Kind = Literal["full", "sliding", "chunked", "cross", "state"]
 
-# What engines without latent vectors pad heads of 192 to: vllm/model_executor/models/deepseek_v2.py
-# of 0.6.6.
+# Engines without latent vectors pad heads of 192 to this width
+# (vllm/model_executor/models/deepseek_v2.py of 0.6.6).
 _PADDED_WIDTH: Final = 256
 _MLA_HEADS: Final = 1
 _FLOAT32_BYTES: Final = 4
-# A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four
-# bytes for each 128 of them (vllm/model_executor/models/deepseek_v2.py, 0.32).
+# A sparse attention's indexer caches its own key per token in eight bits, with a four-byte scale
+# per 128 keys (vllm/model_executor/models/deepseek_v2.py, 0.32).
 _INDEXER_GROUP = 128
 _SCALE_BYTES = 4
 _GEMMA4_FULL_WIDTH: Final = 512
@@ -40,16 +39,16 @@ _GEMMA4_FULL_WIDTH: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's cache on one rank.
+    """Describe one layer's cache on one rank.
 
     Attributes:
-        index: the layer's number, by which it belongs to a pipeline stage.
-        kind: what it keeps; ``cross`` is what the encoder read, not the tokens of the request.
-        token_bytes: bytes of one token in an attention layer.
+        index: the layer's number, which decides its pipeline stage.
+        kind: the kind of cache; ``cross`` caches the encoder's input, not the request's tokens.
+        token_bytes: bytes per token in an attention layer.
         state_bytes: bytes of a recurrent state.
         window_tokens: the sliding window or the chunk.
-        latent: whether it keeps one latent vector a token (MLA).
-        checkpoints: states that a request keeps on top where prefixes are cached.
+        latent: whether the layer caches one latent vector per token (MLA).
+        checkpoints: additional states per request when prefix caching is on.
     """
 
     index: int
@@ -73,18 +72,19 @@ def layer_caches(
 
     Args:
         shape: the model's numbers.
-        kv_element_bytes: bytes of an element of keys and values.
-        tensor_parallel_size: ranks that share each layer.
-        state_dtype_bytes: bytes of an element of a recurrent state; None for the model's own.
-        latent: whether the engine keeps latent vectors; else keys and values of every head, padded.
+        kv_element_bytes: bytes per element of keys and values.
+        tensor_parallel_size: the number of ranks that share each layer.
+        state_dtype_bytes: bytes per element of a recurrent state; None uses the model's own.
+        latent: whether the engine caches latent vectors; if not, it pads keys and values of every
+            head.
 
     Raises:
         ConfigError: a number is missing or absurd.
     """
     found: list[LayerCache] = []
-    kinds = [
-        (index, part) for index, kind in enumerate(layer_kinds(shape)) for part in kind.split("+")
-    ]
+    kinds: list[tuple[int, str]] = []
+    for index, kind in enumerate(layer_kinds(shape)):
+        kinds += [(index, part) for part in kind.split("+")]
     with mistakes_in(shape.path):
         for index, part in kinds:
             if part == "none":
@@ -109,7 +109,7 @@ def layer_caches(
 
 
 def keeps_latent(shape: ModelShape) -> bool:
-    """Whether attention keeps one latent vector a token (MLA) in place of keys and values."""
+    """Return whether attention caches one latent vector per token (MLA), not keys and values."""
     return (
         bool(shape.number("kv_lora_rank"))
         and shape.model_type in FAMILIES["types"]["latent_attention"]
@@ -123,8 +123,8 @@ def _attention(
     if rank and keeps_latent(shape) and latent:
         rope = shape.number("qk_rope_head_dim")
         if rope is None:
-            raise ConfigError("qk_rope_head_dim is missing beside kv_lora_rank")
-        # One latent vector stands for keys and values, and every rank holds it whole.
+            raise ConfigError("qk_rope_head_dim is missing, but kv_lora_rank is set")
+        # One latent vector replaces keys and values, and every rank stores all of it.
         return LayerCache(
             index,
             "full",
@@ -135,23 +135,24 @@ def _attention(
     if rank and (nope := shape.number("qk_nope_head_dim")):
         key = value = nope + (
             shape.number("qk_rope_head_dim") or 0
-        )  # unfolded, values padded to the keys
+        )  # expanded: values are padded to the width of keys
         if keeps_latent(shape):
             key = value = _PADDED_WIDTH
-    heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
+    # with more ranks than heads, each rank has a copy of one head
+    heads = max(1, kv_heads // ranks)
     window = {
         "sliding": window_tokens(shape),
         "chunked": shape.number("attention_chunk_size") or 0,
     }.get(kind, 0)
     if not heads * (key + value):
-        raise ConfigError(f"layer {index} keeps no bytes: the width of its heads is 0")
+        raise ConfigError(f"the head size of layer {index} is 0")
     return LayerCache(
         index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window
     )
 
 
 def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
-    """Return a layer's key-value heads, and the widths of a key and of a value."""
+    """Return a layer's number of key-value heads and the widths of a key and a value."""
     own = shape.config.get("per_layer_config")
     if isinstance(own, Mapping):
         layer = own.get(str(index), own.get(index))
@@ -164,13 +165,13 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
             changed.get("head_dim", shape.head_dim),
         ]
         if not all(is_count(n) and n > 0 for n in found):
-            raise ConfigError(f"per_layer_config has {shown(found)} for layer {index}")
+            raise ConfigError(f"per_layer_config has {printable(found)} for layer {index}")
         return found[0], found[1], found[1]
     if is_searched(shape):
         group = blocks_of_layers(shape)[index].get("n_heads_in_group")
         if not is_count(group) or not 0 < group <= shape.heads:
             raise ConfigError(
-                f"block_configs has n_heads_in_group {shown(group)} for layer {index}"
+                f"block_configs has n_heads_in_group {printable(group)} for layer {index}"
             )
         return shape.heads // group, shape.head_dim, shape.head_dim
     if shape.model_type.startswith(MIMO):
@@ -185,7 +186,7 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
             shape.number(f"{swa}v_head_dim") or key,
         )
     if shape.model_type.startswith(GEMMA4) and kind == "full":
-        # Wider heads where attention is full; fewer of them where keys stand for values
+        # Full attention has wider heads, and fewer of them if keys double as values
         # (configuration_gemma4.py, 5.23).
         if shape.config.get("attention_k_eq_v"):
             heads = shape.number("num_global_key_value_heads")
@@ -213,8 +214,9 @@ def _needed(shape: ModelShape, *names: str) -> int:
 
 
 def _mamba1_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a Mamba layer in bytes, convolution and recurrence
-    (mamba1_state_shape).
+    """Return the bytes of a Mamba layer's convolution and recurrent state.
+
+    Source: mamba1_state_shape.
     """
     inner = shape.number("mamba_expand") or shape.number("expand") or 2
     if shape.model_type == "jamba":
@@ -231,8 +233,9 @@ def _mamba1_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int
 
 
 def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a Mamba 2 layer in bytes, convolution and recurrence
-    (mamba2_state_shape).
+    """Return the bytes of a Mamba 2 layer's convolution and recurrent state.
+
+    Source: mamba2_state_shape.
     """
     heads = _needed(
         shape,
@@ -247,7 +250,7 @@ def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int
     head = _needed(shape, "mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
     groups = _needed(shape, "mamba_n_groups", "mamba_ngroups", "n_groups")
     if groups % ranks:
-        groups = ranks  # groups are repeated until each rank has one
+        groups = ranks  # each rank needs one, so groups are repeated
     inner = shape.number("mamba_d_ssm") or heads * head
     convolution = (inner + 2 * groups * states) // ranks * (kernel - 1) * shape.dtype_bytes
     return convolution + heads // ranks * head * states * (
@@ -256,10 +259,10 @@ def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int
 
 
 def _mamba2_dtype_bytes(shape: ModelShape) -> int:
-    """Return the bytes of an element of the state: float32 in Nemotron-H unless its file names
-    another type.
+    """Return the bytes per element of the state.
 
-    Source: vllm/model_executor/models/config.py.
+    Nemotron-H uses float32 unless its file names another type. Source:
+    vllm/model_executor/models/config.py.
     """
     if shape.model_type != "nemotron_h":
         return shape.dtype_bytes
@@ -270,8 +273,9 @@ def _mamba2_dtype_bytes(shape: ModelShape) -> int:
 
 
 def _delta_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a gated delta net in bytes, convolution and recurrence
-    (gated_delta_net_state_shape).
+    """Return the bytes of a gated delta net's convolution and recurrent state.
+
+    Source: gated_delta_net_state_shape.
     """
     keys = _needed(shape, "linear_num_key_heads")
     values = _needed(shape, "linear_num_value_heads")
@@ -286,15 +290,17 @@ def _delta_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
 
 
 def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of Kimi's delta attention in bytes, convolution and recurrence
-    (kda_state_shape, kda_state_dtype).
+    """Return the bytes of the convolution and recurrent state of Kimi's delta attention.
+
+    Sources: kda_state_shape, kda_state_dtype.
     """
     part = shape.config["linear_attn_config"]
     found = [part.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
     counts = [n for n in found if is_count(n) and n > 0]
     if len(counts) != len(found):
         raise ConfigError(
-            f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {shown(found)}"
+            "linear_attn_config has invalid num_heads, head_dim or "
+            f"short_conv_kernel_size: {printable(found)}"
         )
     heads, width, kernel = counts
     convolution = 3 * heads * width // ranks * (kernel - 1) * shape.dtype_bytes
@@ -302,7 +308,7 @@ def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
 
 
 def _conv_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a short convolution in bytes (short_conv_state_shape)."""
+    """Return the bytes of a short convolution's state (short_conv_state_shape)."""
     del dtype_bytes
     width = shape.number("conv_dim") or shape.hidden
     return width // ranks * (_needed(shape, "conv_L_cache") - 1) * shape.dtype_bytes

@@ -1,8 +1,7 @@
-"""The kind of each layer of a model: full, sliding or chunked attention, a kind of recurrent state,
-or nothing that it keeps.
+"""Determine the kind of each layer: full, sliding or chunked attention, a state, or no cache.
 
-Published configurations say it in a dozen ways: ``layer_types``, a pattern of letters or numbers, a
-period, lists of indices. families.toml has which type is read in which way.
+Published configurations use a dozen encodings: ``layer_types``, a pattern of letters or numbers, a
+period, lists of indices. families.toml maps each model type to its reader.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
-from oomguard.estimate.model.shape import FAMILIES, ModelShape, mistakes_in, shown
+from oomguard.estimate.model.shape import FAMILIES, ModelShape, mistakes_in, printable
 
 GEMMA4: Final = "gemma4"
 MIMO: Final = "mimo_v2"
-# Fields of ``names.not_read`` that are read in these families.
+# These families read the following fields of ``names.not_read``.
 _READ_IN: Final = {
     GEMMA4: {"global_head_dim", "num_global_key_value_heads"},
     MIMO: {"hybrid_layer_pattern"},
@@ -26,18 +25,15 @@ _LETTERS: Final[Mapping[str, str]] = FAMILIES["layer_letters"]
 _Reader = Callable[[ModelShape], tuple[str, ...]]
 
 
-def not_read(shape: ModelShape) -> tuple[str, ...]:
-    """Return the fields that change the cache and that nothing here reads."""
+def unread_fields(shape: ModelShape) -> tuple[str, ...]:
+    """Return the fields that affect the cache but that oomguard does not read."""
     if is_searched(shape):
         read = {"block_configs"}
     else:
         read = set()
-    read |= {
-        name
-        for family, names in _READ_IN.items()
-        if shape.model_type.startswith(family)
-        for name in names
-    }
+    for family, names in _READ_IN.items():
+        if shape.model_type.startswith(family):
+            read.update(names)
     return tuple(
         name
         for name in FAMILIES["names"]["not_read"]
@@ -46,27 +42,32 @@ def not_read(shape: ModelShape) -> tuple[str, ...]:
 
 
 def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Return each layer's kind in order: ``full``, ``sliding``, ``chunked``, ``cross``, a kind of
-    state, ``none``, or two joined by ``+``.
+    """Return each layer's kind, in order.
+
+    A kind is ``full``, ``sliding``, ``chunked``, ``cross``, a kind of state, ``none``, or two of
+    them joined by ``+``.
 
     Raises:
-        ConfigError: the configuration names a kind that is not known, or kinds for another number
-            of layers.
+        ConfigError: the configuration has an unknown kind, or kinds for another number of layers.
     """
     with mistakes_in(shape.path):
         kinds = _reader(shape)(shape)
         if len(kinds) != shape.layers:
             raise ConfigError(
-                f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}"
+                f"the layer types name {len(kinds)} layers, but num_hidden_layers is {shape.layers}"
             )
         shared = shape.number("num_kv_shared_layers") or 0
         if shared >= shape.layers:
-            raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
+            raise ConfigError(
+                f"num_kv_shared_layers is {shared}, but the model has {shape.layers} layers"
+            )
     return kinds[: shape.layers - shared] + ("none",) * shared
 
 
 def _reader(shape: ModelShape) -> _Reader:
-    """Return what reads the kinds: the family's own reader, else that of a field in the file, else
+    """Select the reader of the layer kinds.
+
+    The family's own reader comes first, then the reader of a field in the file, then
     ``layer_types``.
     """
     if (own := FAMILIES["layers_read_as"].get(shape.model_type)) is not None:
@@ -77,7 +78,7 @@ def _reader(shape: ModelShape) -> _Reader:
 
 
 def _by_types(shape: ModelShape) -> tuple[str, ...]:
-    """Read ``layer_types``; without them all layers are alike."""
+    """Read ``layer_types``; without that field all layers have the same kind."""
     types = shape.config.get("layer_types")
     window = window_tokens(shape)
     if isinstance(types, list) and types:
@@ -88,24 +89,25 @@ def _by_types(shape: ModelShape) -> tuple[str, ...]:
             else:
                 kind = None
             if kind is None:
-                raise ConfigError(f"layer_types has {shown(name)}, which is not known")
-            # transformers also writes sliding layers where no window is set: vLLM then attends in
-            # full.
+                raise ConfigError(f"layer_types has the unknown type {printable(name)}")
+            # transformers writes sliding layers even without a window. vLLM then uses full
+            # attention.
             kinds.append("full" if kind == "sliding" and not window else kind)
         return tuple(kinds)
     return ("sliding" if window else "full",) * shape.layers
 
 
 def window_tokens(shape: ModelShape) -> int:
-    """Return the tokens of the sliding window, 0 without one."""
+    """Return the tokens of the sliding window, or 0 without one."""
     if shape.config.get("use_sliding_window") is False:
         return 0
     return shape.number("sliding_window") or 0
 
 
 def _every(shape: ModelShape, *, field: str, default: int) -> tuple[str, ...]:
-    """Read a period: every n-th layer attends in full and the others slide; ``field`` has n, else
-    it is ``default``.
+    """Read a period: every n-th layer uses full attention, the others slide.
+
+    The configuration's ``field`` is n; without it n is ``default``.
     """
     if isinstance(shape.config.get("layer_types"), list):
         return _by_types(shape)
@@ -116,8 +118,9 @@ def _every(shape: ModelShape, *, field: str, default: int) -> tuple[str, ...]:
 
 
 def _llama4(shape: ModelShape) -> tuple[str, ...]:
-    """Read Llama 4's layers: those with rotary positions attend in chunks, every n-th, without
-    them, in full.
+    """Read Llama 4's layers: chunked attention with rotary positions, full attention without.
+
+    Every n-th layer has no rotary positions.
     """
     types = shape.config.get("layer_types")
     if isinstance(types, list) and types:
@@ -162,7 +165,8 @@ def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
     unknown = sorted(set(pattern) - set(_LETTERS))
     if unknown:
         raise ConfigError(
-            f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}"
+            f"hybrid_override_pattern has the unknown letter {unknown[0]!r}; known: "
+            f"{' '.join(_LETTERS)}"
         )
     return tuple(_LETTERS[letter] for letter in pattern)
 
@@ -170,7 +174,7 @@ def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
 def _by_names(types: list[Any]) -> tuple[str, ...]:
     unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
     if unknown:
-        raise ConfigError(f"layers_block_type has {shown(unknown[0])}, which is not known")
+        raise ConfigError(f"layers_block_type has the unknown type {printable(unknown[0])}")
     return tuple(_TYPES[name] for name in types)
 
 
@@ -205,25 +209,29 @@ def _lfm2(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _encoder_decoder(shape: ModelShape) -> tuple[str, ...]:
-    """Return decoders that attend to what came before and, across, to what the encoder read."""
+    """Return decoder layers with self-attention and cross-attention to the encoder."""
     return ("full+cross",) * shape.layers
 
 
 def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
-    """Read a pattern of 1 for a window and 0 for full attention
-    (vllm/model_executor/models/mimo_v2.py, 0.32).
+    """Read a pattern of 1 for a window and 0 for full attention.
+
+    Source: vllm/model_executor/models/mimo_v2.py, 0.32.
     """
     pattern = shape.config["hybrid_layer_pattern"]
     if shape.model_type.startswith(MIMO):
         if not isinstance(pattern, list) or not all(number in (0, 1) for number in pattern):
-            raise ConfigError(f"hybrid_layer_pattern is {shown(pattern)}, not a list of 0 and 1")
+            raise ConfigError(
+                f"hybrid_layer_pattern must be a list of 0 and 1, got {printable(pattern)}"
+            )
         return tuple("sliding" if number else "full" for number in pattern)
     return _by_types(shape)
 
 
 def is_searched(shape: ModelShape) -> bool:
-    """Whether a searched architecture's ``block_configs`` has each layer's attention; other fields
-    of that name do not.
+    """Return whether ``block_configs`` describes each layer of a searched architecture.
+
+    Other models use the same field name for something else.
     """
     blocks = shape.config.get("block_configs")
     if isinstance(blocks, list):
@@ -234,14 +242,15 @@ def is_searched(shape: ModelShape) -> bool:
 
 
 def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
-    """Return each layer's attention in a searched architecture
-    (vllm/model_executor/models/nemotron_nas.py, 0.32).
+    """Return each layer's attention in a searched architecture.
+
+    Source: vllm/model_executor/models/nemotron_nas.py, 0.32.
     """
     blocks = shape.config["block_configs"]
     parts = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
     if len(parts) != shape.layers or not all(isinstance(part, Mapping) for part in parts):
         raise ConfigError(
-            f"block_configs does not say the attention of each of {shape.layers} layers"
+            f"block_configs does not describe the attention of each of {shape.layers} layers"
         )
     return tuple(part for part in parts if isinstance(part, Mapping))
 
@@ -253,18 +262,19 @@ def _by_blocks(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _indices(shape: ModelShape, name: str) -> set[int] | None:
-    """Return the layers in a list of indices, None where the file has no such list."""
+    """Return the layers in a list of indices, or None if the file has no such list."""
     listed = shape.config.get(name)
     if not isinstance(listed, list):
         return None
     if not all(isinstance(i, int) for i in listed):
-        raise ConfigError(f"{name} is {shown(listed)}, not a list of layers")
+        raise ConfigError(f"{name} must be a list of layers, got {printable(listed)}")
     return set(listed)
 
 
 def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
-    """Read the layers of delta attention, counted from 1
-    (vllm/transformers_utils/configs/kimi_linear.py, 0.32).
+    """Read the layers of delta attention, which the file counts from 1.
+
+    Source: vllm/transformers_utils/configs/kimi_linear.py, 0.32.
     """
     part = shape.config["linear_attn_config"]
     if isinstance(part, Mapping):
@@ -277,13 +287,13 @@ def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
     return tuple("kda" if i + 1 in delta else "full" for i in range(shape.layers))
 
 
-# What a file says in a field of its own, whatever its family is called.
+# Readers of fields that mean the same in every family.
 _BY_FIELD: Final[Mapping[str, _Reader]] = {
     "hybrid_layer_pattern": _by_numbers,
     "block_configs": _by_blocks,
     "linear_attn_config": _by_linear_attention,
 }
-# By the names in families.toml.
+# Readers by their names in families.toml.
 _READERS: Final[Mapping[str, _Reader]] = {
     "llama4": _llama4,
     "qwen3_next": _qwen3_next,

@@ -1,8 +1,7 @@
-"""A decoder's parameters by its type's layout, without building it: names and dimensions are data,
-in layouts.toml.
+"""List a decoder's parameters from its layout in layouts.toml, without building the model.
 
-transformers builds the same in seconds, once it and torch are imported; a plan needs neither where
-a layout has the type.
+transformers needs seconds to import and build the same model. A plan needs neither library if a
+layout covers the model type.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from oomguard.core.files import read_tables
 from oomguard.estimate.model.shape import ModelShape, is_count
 from oomguard.estimate.model.weight_headers import Parameter
 
-# A vision encoder's parameters by its model's type, without building it: names and dimensions are
-# data, in encoder_layouts.toml.
+# A vision encoder's parameters come from encoder_layouts.toml in the same way.
 
 _ENCODER_LAYOUTS_FILE: Final = Path(__file__).with_name("encoder_layouts.toml")
 _SYMBOL: Final = re.compile(r"[A-Z]")
 _COLORS: Final = 3
 
 
-def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
-    """Return the parameters of a model's vision encoder, of its projector too; None where no layout
-    has its type.
+def encoder_parameters_from_layout(shape: ModelShape) -> tuple[Parameter, ...] | None:
+    """Return the parameters of a model's vision encoder and its projector.
+
+    Returns None if no layout covers its type.
     """
     layout = _encoder_layouts_layouts().get(str(shape.outer.get("model_type")))
     vision = shape.outer.get("vision_config")
@@ -49,17 +48,15 @@ def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
             size = tuple(dimension(part, symbols) for part in text.split(","))
             yield Parameter(prefix + name, size, prod(size) * shape.dtype_bytes)
 
-    found = [
-        row
-        for i in range(layers)
-        for block in blocks
-        for row in rows(block, f"{layout['prefix']}{i}.")
-    ]
+    found: list[Parameter] = []
+    for i in range(layers):
+        for block in blocks:
+            found += rows(block, f"{layout['prefix']}{i}.")
     return (*found, *rows(layout["around"], ""))
 
 
 def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
-    """Return the symbols whose numbers a configuration has."""
+    """Return the layout symbols that the configuration has numbers for."""
     patch, side, merge = (
         _count(vision, name) for name in ("patch_size", "image_size", "spatial_merge_size")
     )
@@ -93,7 +90,7 @@ def _texts(blocks: Iterable[Mapping[str, str]], around: Mapping[str, str]) -> It
 
 
 def dimension(text: str, symbols: Mapping[str, int]) -> int:
-    """Return a dimension of a layout, a sum of products of symbols and counts."""
+    """Compute a dimension of a layout: a sum of products of symbols and counts."""
     products = ([part.strip() for part in product.split("*")] for product in text.split("+"))
     return sum(
         prod(symbols[part] if part in symbols else int(part) for part in product)
@@ -113,21 +110,22 @@ def _encoder_layouts_layouts() -> Mapping[str, Mapping[str, Any]]:
 
 
 _FILE: Final = Path(__file__).with_name("layouts.toml")
-# Fields with which transformers lays single layers out otherwise.
+# transformers builds single layers differently if one of these fields is set.
 _BY_LAYER: Final = ("mlp_layer_types", "per_layer_config", "block_configs")
 
 
-def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
-    """Return every parameter of a decoder, and of its encoder; None where no layout has a type, or
-    the file says what none holds.
+def parameters_from_layout(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
+    """Return every parameter of a decoder and its encoder.
+
+    Returns None if no layout covers a type, or the file has a field that no layout covers.
 
     Args:
         shape: the model's numbers.
-        tied: whether the embedding is the head.
+        tied: whether the head reuses the embedding.
     """
     layout = _layouts().get(shape.model_type)
     if shape.has_encoder:
-        encoder = laid_out_encoder(shape)
+        encoder = encoder_parameters_from_layout(shape)
     else:
         encoder = ()
     if layout is None or encoder is None or not _holds(layout, shape):
@@ -160,7 +158,7 @@ def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
     found += (*rows(layout["around"], ""), *encoder)
     return (
         None if any(parameter.elements == 0 for parameter in found) else tuple(found)
-    )  # a number is not in the file
+    )  # the file lacks a number
 
 
 @functools.cache
@@ -179,7 +177,7 @@ def _layouts() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
-    """Whether the file says all that the layout needs, and nothing that it leaves out."""
+    """Return whether the file has every field that the layout needs and none that it excludes."""
     if any(shape.config.get(name) for name in _BY_LAYER):
         return False
     if any(shape.number(name) is None for name in layout.get("needs", ())):
@@ -190,12 +188,10 @@ def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
 
 
 def _chosen(row: Mapping[str, Any], shape: ModelShape) -> list[str]:
-    said = shape.config.get(row["field"])
-    blocks: list[str] = (
-        row["blocks"]
-        if (row.get("default") if said is None else said)
-        else row.get("otherwise", [])
-    )
+    value = shape.config.get(row["field"])
+    if value is None:
+        value = row.get("default")
+    blocks: list[str] = row["blocks"] if value else row.get("otherwise", [])
     return blocks
 
 

@@ -1,6 +1,4 @@
-"""A model read once, to be budgeted under many settings: its shape, its parameters, its encoder and
-its draft.
-"""
+"""Read a model once, then estimate it under many settings."""
 
 from __future__ import annotations
 
@@ -13,46 +11,49 @@ from oomguard.core.errors import ConfigError, SettingError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.model.drafts import Speculation, read_speculation
 from oomguard.estimate.model.files import ModelFiles, find_model
-from oomguard.estimate.model.layer_kinds import not_read
-from oomguard.estimate.model.layouts import laid_out
+from oomguard.estimate.model.layer_kinds import unread_fields
+from oomguard.estimate.model.layouts import parameters_from_layout
 from oomguard.estimate.model.parameters import (
-    built_on_meta,
-    completed,
-    counted,
+    build_on_meta,
+    count_parameters,
+    fill_defaults,
+    is_count_accurate,
     is_tied,
-    well_counted,
 )
-from oomguard.estimate.model.quantized import loaded, quantized, quantizes_mtp
+from oomguard.estimate.model.quantized import (
+    quantize_parameters,
+    quantizes_mtp,
+    size_loaded_parameters,
+)
 from oomguard.estimate.model.shape import (
     DTYPE_BYTES,
     ModelShape,
     count_of,
     encoder_decoder,
     is_count,
+    printable,
     read_shape,
-    shown,
     text_part,
 )
 from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
-from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, packed
+from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, scale_to_file
 
-# Whether a configuration and the headers of the weights beside it are of one model: an engine
-# refuses them when they are not.
+# An engine refuses weights that belong to another configuration, so oomguard compares both.
 
 _DECODER: Final = r"(?:model\.|language_model\.|transformer\.|decoder\.|text_model\.)*"
 _TABLE: Final = re.compile(_DECODER + r"(?:embed_tokens|wte)\.weight")
 _LAYER: Final = re.compile(_DECODER + r"(?:layers|h)\.(\d+)\.")
-# Vocabularies are padded in a file or beside it: https://huggingface.co/Qwen has 151,643 to 152,064
-# of one tokenizer.
+# Files and configurations pad vocabularies differently: https://huggingface.co/Qwen has 151,643 to
+# 152,064 tokens for one tokenizer.
 _PADDED_RATIO: Final = 0.05
 _HINT: Final = "give the folder of one model: its config.json and its own weights"
 
 
 def check_headers(parameters: Sequence[Parameter], shape: ModelShape, path: str) -> None:
-    """Raise ConfigError where the weights' headers are of another model than the configuration.
+    """Raise ConfigError if the weight headers belong to another model than the configuration.
 
     Args:
-        parameters: the tensors that the headers announce.
+        parameters: the tensors in the headers.
         shape: the configuration's numbers.
         path: the configuration's path, for the message.
     """
@@ -63,7 +64,8 @@ def check_headers(parameters: Sequence[Parameter], shape: ModelShape, path: str)
     more = shape.number("num_nextn_predict_layers") or 0
     if layers and not shape.layers <= len(layers) <= shape.layers + more:
         raise ConfigError(
-            f"num_hidden_layers is {shape.layers}, the weights' headers have {len(layers)} layers",
+            f"num_hidden_layers is {shape.layers}, but the weight headers have "
+            f"{len(layers)} layers",
             path=path,
             hint=_HINT,
         )
@@ -74,20 +76,18 @@ def _check_table(table: Parameter, shape: ModelShape, path: str) -> None:
     wanted = shape.number("word_embed_proj_dim") or shape.hidden
     if width == wanted and abs(rows - shape.vocab) <= _PADDED_RATIO * shape.vocab:
         return
-    said = f"vocab_size is {shape.vocab} and hidden_size {wanted}"
+    expected = f"vocab_size is {shape.vocab} and hidden_size {wanted}"
     raise ConfigError(
-        f"{said}, the weights' headers have {table.name} as {rows} by {width}",
+        f"{expected}, but the weight headers have {table.name} with {rows} by {width} elements",
         path=path,
         hint=_HINT,
     )
 
 
-# The layers that predict further tokens (MTP), of a model whose configuration alone is there: no
-# family's decoder builds them.
-#
-# Each is as large as the last layer of the decoder, in half precision where a quantised checkpoint
-# leaves it alone, beside the projection of the embedding and the hidden state that it starts from;
-# embedding and head are the decoder's own. Sources: vllm/model_executor/models/deepseek_mtp.py and
+# MTP layers predict further tokens. No family's decoder builds them, so their size comes from the
+# configuration. Each is as large as the decoder's last layer plus a projection of the embedding and
+# the hidden state. It is in half precision if a quantized checkpoint leaves it alone. It shares the
+# decoder's embedding and head. Sources: vllm/model_executor/models/deepseek_mtp.py and
 # qwen3_5_mtp.py of 0.27.1.
 
 _COUNTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
@@ -96,11 +96,12 @@ _OF_AN_ENCODER: Final = re.compile(r"vision|visual|audio|encoder\.")
 
 
 def mtp_layers(parameters: Sequence[Parameter], shape: ModelShape) -> tuple[Parameter, ...]:
-    """Return the parameters of a model's MTP layers, named as the layers behind its last; none
-    where it has none.
+    """Return the parameters of a model's MTP layers, or nothing if it has none.
+
+    The names continue the numbers of the decoder's layers.
 
     Args:
-        parameters: the decoder's own, as they are loaded.
+        parameters: the decoder's own parameters, as the engine loads them.
         shape: the model's numbers.
     """
     count = next((number for name in _COUNTS if (number := shape.number(name))), 0)
@@ -124,13 +125,11 @@ def mtp_layers(parameters: Sequence[Parameter], shape: ModelShape) -> tuple[Para
     return tuple(found)
 
 
-# The parameters of an EAGLE head by its configuration alone, which reads as a decoder of one layer.
-#
-# It looks words up in the target's embedding, EAGLE also ends in the target's head. EAGLE-3 has a
-# head of its own vocabulary, a projection of three of the target's hidden states, and a first layer
-# whose attention reads the embedding beside the hidden state. Sources:
-# vllm/model_executor/models/llama_eagle.py and llama_eagle3.py, vllm/v1/spec_decode/eagle.py of
-# 0.30.
+# An EAGLE head's configuration reads like a decoder of one layer. EAGLE shares the target's
+# embedding and head. EAGLE-3 shares only the embedding: it has a head for its own vocabulary, a
+# projection of three hidden states of the target, and a first layer whose attention reads the
+# embedding and the hidden state. Sources: vllm/model_executor/models/llama_eagle.py and
+# llama_eagle3.py, vllm/v1/spec_decode/eagle.py of 0.30.
 
 METHODS: Final = frozenset({"eagle", "eagle3"})
 _EMBEDDING: Final = re.compile(r"(?:^|\.)embed_tokens\.weight$")
@@ -142,10 +141,10 @@ _AUXILIARY_STATES: Final = 3
 def eagle_parameters(
     parameters: Sequence[Parameter], shape: ModelShape, method: str
 ) -> Iterator[Parameter]:
-    """Yield the parameters that a head holds beside its target.
+    """Yield the parameters that a head adds to its target.
 
     Args:
-        parameters: those of the decoder that its configuration reads as.
+        parameters: the parameters of the equivalent one-layer decoder.
         shape: the head's numbers.
         method: ``eagle`` or ``eagle3``.
     """
@@ -173,18 +172,15 @@ def _matrix(name: str, rows: int, columns: int, shape: ModelShape) -> Parameter:
     return Parameter(name, (rows, columns), rows * columns * shape.dtype_bytes)
 
 
-# The audio encoder of a model of an encoder and a decoder (Whisper), read from its configuration.
-#
-# Source: vllm/model_executor/models/whisper.py, 0.32. families.toml has the names of its numbers.
-# Audio encoders whose tokens are part of the prompt (Qwen2-Audio) are not read.
+# The audio encoder of an encoder-decoder model (Whisper). oomguard does not read audio encoders
+# whose tokens are part of the prompt (Qwen2-Audio). Source: vllm/model_executor/models/whisper.py,
+# 0.32. families.toml has the names of its numbers.
 
 _MLP_TENSORS: Final = 2
 
 
 def read_audio_encoder(config: Mapping[str, Any], output_width: int) -> Encoder | None:
-    """Read the encoder; None where the model's decoder does not attend across to one, or where a
-    number is missing.
-    """
+    """Read the audio encoder; None without cross-attention to one, or if a number is missing."""
     both = encoder_decoder(config)
     if both is None:
         return None
@@ -206,7 +202,7 @@ def read_audio_encoder(config: Mapping[str, Any], output_width: int) -> Encoder 
     )
 
 
-# Numbers that a published file may leave to its family's default.
+# A published file may leave these numbers to its family's default.
 _OFTEN_LEFT_OUT: Final = (
     "num_hidden_layers",
     "hidden_size",
@@ -214,27 +210,26 @@ _OFTEN_LEFT_OUT: Final = (
     "num_key_value_heads",
     "vocab_size",
 )
-# By how much counting from the shape alone may be off: plain families differ in norms, biases and
-# gates, others in much more.
+# A count from the shape alone may be off by this much in plain families, which differ in norms,
+# biases and gates. Other families differ by more.
 _COUNTED_WELL_RATIO = 0.15
 _COUNTED_BADLY_RATIO = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A model read once: building its parameters takes longer than a budget.
+    """Hold a model that oomguard read once, because building its parameters is slow.
 
     Attributes:
         name: the model as the user named it.
         shape: its numbers.
-        parameters: its parameters, with the bytes they take once loaded.
-        exact: whether everything that its memory follows from was read.
-        assumptions: what was neither given nor read, a line each.
-        weights_uncertainty_ratio: by how much the bytes of the parameters may be off.
-        speculation: how it drafts, None where it does not.
-        draft: the draft model.
-        encoder: the encoder of images or audio, None where it has none or its numbers are not
-            given.
+        parameters: its parameters, with their bytes after loading.
+        exact: whether oomguard read every field that affects memory.
+        assumptions: one line for each value that was neither given nor read.
+        weights_uncertainty_ratio: the relative uncertainty of the parameter bytes.
+        speculation: the speculative method, or None without one.
+        draft: the draft model, or None.
+        encoder: the image or audio encoder; None if the model has none or its numbers are missing.
     """
 
     name: str
@@ -255,18 +250,18 @@ def read_model(
     quantization: str | None = None,
     speculative_config: str | None = None,
 ) -> Model:
-    """Read a model's shape and parameters, and its draft's.
+    """Read the shape and parameters of a model and its draft.
 
     Args:
         model: the model's files.
-        dtype: the data type that the engine runs with; ``auto`` for the model's own.
-        quantization: the method that the engine quantises with while it loads.
-        speculative_config: vLLM's setting of that name, a JSON text.
+        dtype: the engine's data type; ``auto`` uses the model's own.
+        quantization: the method that the engine quantizes with while loading; None for none.
+        speculative_config: vLLM's setting of that name, a JSON text; None for none.
 
     Raises:
         ConfigError: a number of a configuration is missing or absurd.
-        InputError: the draft model cannot be found.
-        SettingError: one of the settings cannot be had with this model.
+        InputError: the draft model does not exist.
+        SettingError: this model does not support one of the settings.
     """
     speculation = read_speculation(speculative_config)
     draft = None
@@ -290,15 +285,13 @@ def _read_draft(files: ModelFiles, dtype: str, method: str) -> Model:
 
 
 def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
-    """Read the encoder from the file, with its family's defaults where the file leaves its numbers
-    out.
-    """
+    """Read the encoder from the file, with the family's defaults for missing numbers."""
     if not shape.has_encoder:
         return None
     if (audio := read_audio_encoder(model.config, shape.hidden)) is not None:
         return audio
     found = read_vision_encoder(model.config, model.processor, shape.hidden)
-    return found or read_vision_encoder(completed(model.config), model.processor, shape.hidden)
+    return found or read_vision_encoder(fill_defaults(model.config), model.processor, shape.hidden)
 
 
 def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Model:
@@ -306,30 +299,33 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     shape = _shape(model, assumed)
     unknown = shape.unknown_dtype
     if dtype == "auto" and unknown is not None:
-        assumed.append(f"dtype {shown(unknown)} in the configuration is not known: half precision")
+        assumed.append(
+            f"unknown dtype {printable(unknown)} in the configuration: assumed half precision"
+        )
     if dtype != "auto":
         shape = replace(shape, dtype_bytes=element_bytes(dtype))
     if model.parameters is not None:
         check_headers(model.parameters, shape, model.config_path)
-        parameters = loaded(model.parameters, shape, quantization, assumed)
+        parameters = size_loaded_parameters(model.parameters, shape, quantization, assumed)
         return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
-    found = laid_out(shape, tied=is_tied(shape)) or built_on_meta(shape)
-    exact = found is not None or well_counted(shape)
+    found = parameters_from_layout(shape, tied=is_tied(shape)) or build_on_meta(shape)
+    exact = found is not None or is_count_accurate(shape)
     if found is not None:
-        assumed.append("weights: from the configuration, no safetensors files beside it")
+        assumed.append(
+            "weights: computed from the configuration, because there are no safetensors files"
+        )
     else:
         assumed.append(
-            "weights: counted from the configuration, transformers does not build this model here"
+            "weights: computed from the configuration, because transformers cannot build "
+            "this model here"
         )
     if found is None and shape.has_encoder:
-        assumed.append("weights: the encoder's of images or audio are not counted")
+        assumed.append("weights: without the image or audio encoder")
     if model.gguf_bytes is not None and (quantization == "gguf" or model.name.endswith(SUFFIX)):
-        assumed.append(
-            f"weights: {format_gib(model.gguf_bytes)} by the GGUF file's size, packed as they are"
-        )
-        parameters = packed(found or counted(shape), model.gguf_bytes)
+        assumed.append(f"weights: {format_gib(model.gguf_bytes)}, the size of the packed GGUF file")
+        parameters = scale_to_file(found or count_parameters(shape), model.gguf_bytes)
         return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
-    parameters = quantized(found or counted(shape), shape, quantization, assumed)
+    parameters = quantize_parameters(found or count_parameters(shape), shape, quantization, assumed)
     if found is not None:
         uncertain = 0.0
     elif exact:
@@ -343,23 +339,21 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
 
 
 def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
-    """Read the numbers; record the family's default of one that the file leaves out as an
-    assumption.
-    """
+    """Read the numbers; record each family default in use as an assumption."""
     try:
         shape = read_shape(model.config, model.config_path)
     except ConfigError as error:
         try:
             return _filled(model, assumed)
         except ConfigError:
-            raise error from None  # what the file itself has, and not what became of it
+            raise error from None  # report the file's own error, not the one after the defaults
     if shape.number("num_key_value_heads") is None and not shape.config.get("attn_config"):
         return _filled(model, assumed)
     return shape
 
 
 def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
-    shape = read_shape(completed(model.config), model.config_path)
+    shape = read_shape(fill_defaults(model.config), model.config_path)
     given = text_part(model.config)
     added = [
         f"{name} {shape.number(name)}"
@@ -367,26 +361,29 @@ def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
         if count_of(given, name) is None and shape.number(name)
     ]
     if added:
-        assumed.append(f"{', '.join(added)}: not in the file, its family's default in transformers")
+        assumed.append(
+            f"{', '.join(added)}: missing in the file, so the family's default "
+            "in transformers applies"
+        )
     return shape
 
 
 def _certain(shape: ModelShape, assumed: list[str]) -> bool:
-    """Whether everything that the cache follows from was read; record as an assumption what was
-    not.
-    """
-    unread = not_read(shape)
+    """Return whether oomguard read every cache field; record the others as an assumption."""
+    unread = unread_fields(shape)
     if unread:
         assumed.append(
-            f"{', '.join(unread)} in the configuration: not read, so the KV cache may differ by "
-            "much"
+            f"{', '.join(unread)} in the configuration: oomguard does not read this, so "
+            "the KV cache may differ by much"
         )
     return not unread
 
 
 def element_bytes(name: str) -> int:
-    """Return the bytes of an element of a data type by vLLM's name of it; raises SettingError for
-    another name.
+    """Return the bytes per element of a data type by vLLM's name.
+
+    Raises:
+        SettingError: vLLM has no such data type.
     """
     if name not in DTYPE_BYTES:
         raise SettingError(f"dtype is {name!r}", hint=f"one of auto, {', '.join(DTYPE_BYTES)}")

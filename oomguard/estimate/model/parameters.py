@@ -1,6 +1,4 @@
-"""A model's parameters without its weights: as transformers builds them on the meta device, else
-counted from its shape.
-"""
+"""List a model's parameters without its weights: built by transformers, or computed."""
 
 from __future__ import annotations
 
@@ -18,13 +16,10 @@ from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.shape import FAMILIES, ModelShape
 from oomguard.estimate.model.weight_headers import Parameter
 
-# Whether a configuration may be built: transformers makes a module, a name or a row for all that a
-# stranger's file counts.
-#
-# It has no limit of its own, and ten billion layers are a list of ten billion names before anything
-# says that they are absurd.
+# transformers creates a module, a name or a row for every count in an untrusted file, without any
+# limit. Ten billion layers would become a list of ten billion names, so oomguard checks first.
 
-# What is made one by one, by the names of fields; widths and lengths in tokens are not.
+# Fields whose items transformers creates one by one, unlike widths and lengths in tokens.
 _MADE: Final = re.compile(
     r"layer|depth|block|stage|expert|head|level|branch|codebook|stack|^n_|^num_"
 )
@@ -32,17 +27,18 @@ _WIDTH: Final = re.compile(
     r"size|dim|width|token|length|positions|ctx|embd|embed|inner|vocab|channels|patch|_ids?$|params|parameters"
 )
 _MOST_MADE: Final = 2048
-# The layers of a mixture by its experts: the largest that are published have some 25 thousand.
+# The number of layers times experts in a mixture. The largest published models have some 25
+# thousand.
 _MOST_EXPERTS: Final = 100_000
 _LAYERS: Final = re.compile(r"layers?$|^depth$")
 _EXPERTS: Final = re.compile(r"experts$")
-# No width, vocabulary or length in tokens comes near; bases of rotary positions do.
+# No width, vocabulary or length in tokens is near this limit, but bases of rotary positions are.
 _MOST: Final = 1 << 28
 _BASE: Final = re.compile(r"theta|base")
 
 
 def is_buildable(config: Mapping[str, Any]) -> bool:
-    """Whether nothing in a configuration makes building it endless."""
+    """Return whether transformers can build a configuration in reasonable time."""
     layers = experts = 1
     for name, value in _numbers(config):
         if not abs(value) < _MOST and not _BASE.search(name):
@@ -57,9 +53,7 @@ def is_buildable(config: Mapping[str, Any]) -> bool:
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Yield each finite number at any depth with the name of the field that it stands in, or in a
-    list of.
-    """
+    """Yield each finite number at any depth with the name of its field or its list's field."""
     left: list[tuple[str, Any]] = list(config.items())
     while left:
         name, value = left.pop()
@@ -71,11 +65,11 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
             yield str(name), value
 
 
-def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
-    """Build every parameter with transformers on the meta device, no byte of it allocated.
+def build_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
+    """Build every parameter with transformers on the meta device, which allocates nothing.
 
-    A model of several parts is built with all of them. Return None where transformers is absent or
-    does not know the model, and for counts that would make it endless.
+    A model of several parts includes all of them. Returns None if transformers is absent, does not
+    know the model, or would never finish because of absurd counts.
     """
     if not is_buildable(shape.outer) or not _importable():
         return None
@@ -83,16 +77,15 @@ def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
         try:
             return tuple(_build(shape))
         except Exception:  # noqa: BLE001
-            # remote code, a new family, fields another version wants: counted from the shape
+            # Remote code, a new family, or fields of another version: the shape gives the counts.
             return None
 
 
-def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with what transformers fills in: published files leave out heads,
-    layers, even the vocabulary.
+def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the defaults of transformers.
 
-    It comes back as it is where transformers is absent or does not know the model, and for counts
-    that would make it endless.
+    Published files omit heads, layers, even the vocabulary. The configuration returns unchanged if
+    transformers is absent, does not know the model, or would never finish because of absurd counts.
     """
     if (
         not is_buildable(config)
@@ -109,7 +102,7 @@ def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two configurations part by part; what ``given`` has wins."""
+    """Merge two configurations part by part; ``given`` takes precedence."""
     both = {**filled, **{name: value for name, value in given.items() if value is not None}}
     for name, value in given.items():
         if isinstance(value, Mapping) and isinstance(filled.get(name), Mapping):
@@ -122,8 +115,8 @@ def _importable() -> bool:
 
 
 _NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})
-# Fields that name code for transformers to load: classes in files beside the configuration or on
-# the hub, and attention kernels on the hub (``attn_implementation`` takes ORG/NAME).
+# transformers loads code that these fields name: classes in files of the model or on the hub, and
+# attention kernels on the hub (``attn_implementation`` accepts ORG/NAME).
 _CODE_FIELDS: Final = frozenset(
     {
         "_attn_implementation",
@@ -137,14 +130,17 @@ _CODE_FIELDS: Final = frozenset(
 
 
 def auto_config(config: Mapping[str, Any]) -> Any:
-    """Return transformers' own object of a configuration, as of a model that is not quantised;
-    raises what transformers does.
+    """Return transformers' configuration object, as for an unquantized model.
 
-    A configuration is a stranger's: the fields that name code are left out of it, at every depth,
-    and one whose counts would make it endless is a ConfigError.
+    The configuration is untrusted, so this function first removes fields that name code, at every
+    depth.
+
+    Raises:
+        ConfigError: its counts are absurd, so building it would never finish.
+        Exception: transformers itself rejects it.
     """
     if not is_buildable(config):
-        raise ConfigError("its counts of layers, experts or modules are larger than any model's")
+        raise ConfigError("its number of layers, experts or modules is larger than any model's")
     from transformers import AutoConfig
 
     fields = {
@@ -156,7 +152,7 @@ def auto_config(config: Mapping[str, Any]) -> Any:
 
 
 def _without_code(value: Any) -> Any:
-    """Return a value without the fields that name code, in every object that it holds."""
+    """Return a value without the fields that name code, at any depth."""
     if isinstance(value, Mapping):
         return {
             name: _without_code(inner) for name, inner in value.items() if name not in _CODE_FIELDS
@@ -181,7 +177,7 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
         whole = dict(shape.outer)
     elif (
         shape.has_encoder
-    ):  # tied by the language model's part, whatever the outer class defaults to
+    ):  # the language model's part decides tying, whatever the outer class defaults to
         kind = AutoModelForImageTextToText
         whole = {**_loaded_part(shape.outer), "tie_word_embeddings": is_tied(shape)}
     whole["model_type"] = str(whole.get("model_type") or shape.model_type)
@@ -189,16 +185,16 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
         model = kind.from_config(auto_config(whole), dtype=torch.bfloat16, trust_remote_code=False)
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in seen:  # tied weights are one
+        if id(parameter) not in seen:  # count tied weights once
             seen.add(id(parameter))
             yield Parameter(name, tuple(parameter.shape), parameter.numel() * shape.dtype_bytes)
 
 
 def _loaded_part(outer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a model's configuration that an engine loads: of one that also speaks the
-    thinker alone.
+    """Return the part of a configuration that an engine loads.
 
-    Source: vllm/model_executor/models/qwen2_5_omni_thinker.py, 0.12 to 0.27.
+    For a model that also speaks this is the thinker alone. Source:
+    vllm/model_executor/models/qwen2_5_omni_thinker.py, 0.12 to 0.27.
     """
     part = outer.get("thinker_config")
     if isinstance(part, Mapping):
@@ -208,9 +204,7 @@ def _loaded_part(outer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' remarks on a configuration, which do not concern the reader
-    of a plan.
-    """
+    """Silence transformers' warnings about a configuration; they do not concern a plan."""
     logger = logging.getLogger("transformers")
     before = os.environ.get("TRANSFORMERS_VERBOSITY")
     level = logger.level
@@ -226,9 +220,10 @@ def _quiet() -> Iterator[None]:
             os.environ["TRANSFORMERS_VERBOSITY"] = before
 
 
-def counted(shape: ModelShape) -> tuple[Parameter, ...]:
-    """Count the parameters of a decoder from its shape: a few percent off in most families, much in
-    some (``well_counted``).
+def count_parameters(shape: ModelShape) -> tuple[Parameter, ...]:
+    """Compute the parameters of a decoder from its shape.
+
+    The result is a few percent off in most families and much more in some (``well_counted``).
     """
     rows = [_parameter("model.embed_tokens.weight", (shape.vocab, shape.hidden), shape)]
     if not is_tied(shape):
@@ -243,15 +238,18 @@ def counted(shape: ModelShape) -> tuple[Parameter, ...]:
 
 
 def is_tied(shape: ModelShape) -> bool:
-    """Whether the embedding is the head, by the file or its type's default."""
+    """Return whether the head reuses the embedding, by the file or the type's default."""
     named = shape.config.get("tie_word_embeddings", shape.outer.get("tie_word_embeddings"))
     if named is None:
         return shape.model_type.startswith(tuple(FAMILIES["types"]["tied_by_default"]))
     return bool(named)
 
 
-def well_counted(shape: ModelShape) -> bool:
-    """Whether ``counted`` is near: attention in every layer, one dense MLP, and no encoder."""
+def is_count_accurate(shape: ModelShape) -> bool:
+    """Return whether ``counted`` is accurate for this shape.
+
+    It is for attention in every layer, one dense MLP, and no encoder.
+    """
     plain = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.has_encoder
     return (
         plain
@@ -266,16 +264,12 @@ def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter
 
 
 def has_gate(shape: ModelShape) -> bool:
-    """Return whether the MLP has a gate and an up projection, not one matrix before its
-    activation.
-    """
+    """Return whether the MLP has a gate and an up projection before its activation."""
     return shape.model_type not in FAMILIES["types"]["two_matrices"]
 
 
 def has_plain_activation(shape: ModelShape) -> bool:
-    """Return whether the MLP has no gate, and an activation that is one operation: it makes one
-    tensor and no others.
-    """
+    """Return whether the MLP has no gate and an activation that makes only one tensor."""
     activation = shape.config.get("hidden_act", shape.config.get("activation_function"))
     return not has_gate(shape) and activation in FAMILIES["types"]["plain_activations"]
 

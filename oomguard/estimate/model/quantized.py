@@ -1,6 +1,4 @@
-"""Bytes of quantised weights by the configuration alone: which modules are quantised, and to how
-many bits (quantized_bits.py).
-"""
+"""Compute the bytes of quantized weights from the configuration alone."""
 
 from __future__ import annotations
 
@@ -13,21 +11,18 @@ from functools import cached_property
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError, SettingError
-from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape, mistakes_in, shown
+from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape, mistakes_in, printable
 from oomguard.estimate.model.weight_headers import Parameter
 
-# Bits of one element of a quantised matrix by method, with its share of scales and zero points,
-# from the configuration alone.
-#
+# Bits per element of a quantized matrix by method, with its share of scales and zero points.
 # Sources: the formats' own documentation (AWQ, GPTQ, AQLM, compressed-tensors, bitsandbytes, OCP
-# microscaling) and the parameters that vllm/model_executor/layers/quantization creates for them
-# (0.33).
+# microscaling) and the parameters in vllm/model_executor/layers/quantization (0.33).
 
 _SCALE_BYTES: Final = 2
 _BITS: Final = frozenset({"bits", "num_bits"})
 _MOST_BITS: Final = 64
-# ModelOpt's formats, each with its scales: one of eight bits for 16 or 32 elements, of half
-# precision for 128, none a tensor's.
+# ModelOpt's formats with their scales: eight bits per 16 or 32 elements, half precision per 128. A
+# scale for a whole tensor counts as zero.
 ALGORITHM_BITS: Final[Mapping[str, float]] = {
     "FP8": 8.0,
     "FP8_PB_WO": 8 + 32 / 128**2,
@@ -40,7 +35,7 @@ ALGORITHM_BITS: Final[Mapping[str, float]] = {
 
 
 def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the groups of a configuration that has weights of several formats."""
+    """Return the groups of a configuration whose weights have several formats."""
     groups = config.get("config_groups")
     if isinstance(groups, Mapping):
         return [g for g in groups.values() if isinstance(g, Mapping)]
@@ -48,9 +43,7 @@ def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _grouped(config: Mapping[str, Any]) -> float:
-    """Return the bits of AWQ and GPTQ, which have a scale and a zero point for each group of a
-    column.
-    """
+    """Return the bits of AWQ and GPTQ with a scale and a zero point per group of a column."""
     bits = _number(config, "bits", 4)
     group = _number(config, "group_size", 128)
     return bits + ((8 * _SCALE_BYTES + bits) / group if group > 0 else 0)
@@ -76,25 +69,26 @@ def _bitsandbytes(config: Mapping[str, Any]) -> float:
 def _modelopt(config: Mapping[str, Any]) -> float:
     algorithm = str(config.get("quant_algo") or config.get("quantization", {})).upper()
     if "MIXED" in algorithm:
-        return 0.0  # of a module that it does not name
+        return 0.0  # for a module that it does not name
     if "FP4" in algorithm:
         return 4 + 8 / 16
     return 8.0
 
 
 def _aqlm(config: Mapping[str, Any]) -> float:
-    """Return AQLM's codes of one element; each stands for a group of them
-    (vllm/model_executor/layers/quantization/aqlm.py, 0.10).
+    """Return the bits of AQLM's codes per element; each code covers a group of elements.
+
+    Source: vllm/model_executor/layers/quantization/aqlm.py, 0.10.
     """
     group = _number(config, "in_group_size", 8) * _number(config, "out_group_size", 1)
-    code = 8 if _number(config, "nbits_per_codebook", 16) <= 8 else 16  # kept as int8 or int16
+    code = 8 if _number(config, "nbits_per_codebook", 16) <= 8 else 16  # stored as int8 or int16
     if group > 0:
         return _number(config, "num_codebooks", 1) * code / group
     return 0.0
 
 
 def codebook_bytes(config: Mapping[str, Any]) -> int:
-    """Return the bytes of the codebooks that each matrix of AQLM has, whatever its size."""
+    """Return the bytes of AQLM's codebooks, which every matrix has regardless of its size."""
     group = _number(config, "in_group_size", 8) * _number(config, "out_group_size", 1)
     entries = 1 << max(0, min(_number(config, "nbits_per_codebook", 16), 16))
     return _number(config, "num_codebooks", 1) * entries * group * _SCALE_BYTES
@@ -112,7 +106,7 @@ def bits_of_group(weights: Mapping[str, Any]) -> float:
     """Return the bits of the weights of one group."""
     bits = _number(weights, "num_bits", 8)
     size = _number(weights, "group_size", 0)
-    # Formats of four bits and floating point have scales of one byte.
+    # Floating-point formats of four bits have scales of one byte.
     if weights.get("type") == "float" and bits == 4:
         scale = 1
     else:
@@ -131,13 +125,13 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_COUNT:
-        raise ConfigError(f"quantization_config.{name} is {shown(value)}, not a count")
+        raise ConfigError(f"quantization_config.{name} must be a count, got {printable(value)}")
     if name in _BITS and not 0 < value <= _MOST_BITS:
-        raise ConfigError(f"quantization_config.{name} is {value}, not from 1 to {_MOST_BITS}")
+        raise ConfigError(f"quantization_config.{name} must be from 1 to {_MOST_BITS}, got {value}")
     return value
 
 
-# The bits of one element by the method that a configuration names.
+# The bits per element by the method in the configuration.
 METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
     "aqlm": _aqlm,
     "auto-round": _grouped,
@@ -157,54 +151,54 @@ METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
 }
 
 
-# The modules that a quantised checkpoint names, as left alone or as one of a group: names, globs
-# and patterns of a stranger.
+# A quantized checkpoint lists modules by untrusted names, globs and patterns.
 
-# Published files have a handful of patterns; each is tried on every module.
+# Published files have a handful of patterns, and oomguard tries each on every module.
 _MOST_PATTERNS: Final = 500
 _MOST_PATTERN_CHARS: Final = 1000
-# Processor time of all patterns of one model together.
+# Processor time for all patterns of one model.
 _SEARCH_LIMIT_S: Final = 2.0
 _REGULAR: Final = "re:"
-# Files and engines call the decoder otherwise: backbone.layers.4, model.language_model.layers.4,
-# model.layers.4.
+# Files and engines use different names for the decoder: backbone.layers.4,
+# model.language_model.layers.4, model.layers.4.
 _DECODER: Final = re.compile(r"^(?:(?:model|backbone|language_model|transformer)\.)+(?=layers\.\d)")
 
 
 class ModuleNames:
-    """Some modules, by what the configuration says of them; what a model calls its decoder before
-    the layers does not count.
+    """Match modules against a configuration's list, ignoring the decoder's own prefix.
 
     Args:
-        said: names of modules, globs, and patterns that begin with ``re:``.
+        names: names of modules, globs, and patterns that begin with ``re:``.
 
     Raises:
-        ConfigError: there are more patterns than any model needs, or one of them is too long.
+        ConfigError: there are too many patterns, or one of them is too long.
     """
 
-    def __init__(self, said: Iterable[str] = ()) -> None:
-        entries = tuple(_DECODER.sub("", entry) for entry in said)
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        entries = tuple(_DECODER.sub("", entry) for entry in names)
         self._patterns = tuple(dict.fromkeys(entry for entry in entries if _is_pattern(entry)))
         self._names = frozenset(entry for entry in entries if not _is_pattern(entry))
         self._lengths = frozenset(name.count(".") + 1 for name in self._names)
         if len(self._patterns) > _MOST_PATTERNS:
             raise ConfigError(
-                f"quantization_config has {len(self._patterns)} patterns, at most {_MOST_PATTERNS} "
-                "are read"
+                f"quantization_config has {len(self._patterns)} patterns, but oomguard "
+                f"reads at most {_MOST_PATTERNS}"
             )
         too_long = next(
             (entry for entry in self._patterns if len(entry) > _MOST_PATTERN_CHARS), None
         )
         if too_long is not None:
             raise ConfigError(
-                f"quantization_config has the pattern {shown(too_long)} of {len(too_long)} "
-                "characters"
+                f"quantization_config has the pattern {printable(too_long)} of "
+                f"{len(too_long)} characters"
             )
         self._spent_s = 0.0
 
     def has(self, module: str) -> bool:
-        """Whether a module, or one that it lies in, is one of them; raises ConfigError where the
-        patterns take too long.
+        """Return whether the list covers a module or one of its parents.
+
+        Raises:
+            ConfigError: the patterns take too long.
         """
         parts = _DECODER.sub("", module).split(".")
         runs = (
@@ -235,15 +229,13 @@ def _is_pattern(entry: str) -> bool:
 
 def _too_slow() -> ConfigError:
     return ConfigError(
-        f"quantization_config has patterns that take more than {_SEARCH_LIMIT_S:g} s on the "
-        "model's modules"
+        f"quantization_config has patterns that need more than {_SEARCH_LIMIT_S:g} s for "
+        "the model's modules"
     )
 
 
 def _matcher(entry: str) -> Callable[[str], Any] | None:
-    """Return what tells whether a module matches a pattern; None for an invalid one, as the engines
-    ignore it.
-    """
+    """Return a matcher for a pattern, or None for an invalid one, which engines ignore."""
     if not entry.startswith(_REGULAR):
         return re.compile(fnmatch.translate(entry)).match
     import regex
@@ -271,13 +263,13 @@ _WHOLE_NUMBERS: Final = _REPACKED | {"auto-round"}
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFormat:
-    """Bits of one element with its share of scales and zero points.
+    """Describe a quantized format: bits per element with scales and zero points.
 
-    ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names.
-    ``groups`` are modules with bits of their own, ``expert_bits`` those of the experts where the
-    file says them apart. Where there are groups, ``bits`` are those of the others, 0 where they
-    stay as they are. ``head_bits`` are those of the head, 0 for one that is not quantised;
-    ``table_bytes`` is what each matrix has whatever its size, a codebook.
+    ``experts_only`` quantizes only the experts. ``ignored`` lists modules that stay unquantized.
+    ``groups`` are modules with their own bits, and ``bits`` then apply to the other modules.
+    ``expert_bits`` are the experts' if the file sets them separately. ``head_bits`` are the head's.
+    0 bits mean unquantized. ``table_bytes`` is the codebook that each matrix has regardless of its
+    size.
     """
 
     bits: float
@@ -289,24 +281,24 @@ class QuantizedFormat:
     table_bytes: int = 0
 
     def bits_of(self, module: str) -> float:
-        """Return the bits of a module's elements, 0 where they stay as they are."""
+        """Return the bits of a module's elements, or 0 if it is unquantized."""
         return next((bits for bits, modules in self.groups if modules.has(module)), self.bits)
 
 
-def quantized(
+def quantize_parameters(
     parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
 ) -> tuple[Parameter, ...]:
-    """Return the parameters with the bytes they take once quantised.
+    """Return the parameters with their bytes after quantization.
 
     Args:
         parameters: the parameters in the engine's data type.
-        shape: the model's numbers; its configuration may say how the checkpoint is quantised.
-        asked: the method that the engine is asked to quantise with while it loads.
+        shape: the model's numbers; its configuration may have a quantization of its own.
+        asked: the method that the engine quantizes with while loading; None for none.
         assumed: receives a line for each assumption.
 
     Raises:
-        ConfigError: the configuration's own quantization has a number that is missing or absurd.
-        SettingError: the method asked for is not known, or not the checkpoint's own.
+        ConfigError: the configuration's own quantization has a missing or absurd number.
+        SettingError: the method is unknown or is not the checkpoint's own.
     """
     with mistakes_in(shape.path):
         form = _format(shape, asked, assumed)
@@ -334,7 +326,7 @@ def _quantized(parameter: Parameter, form: QuantizedFormat) -> Parameter:
 
 
 def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
-    """Return what the checkpoint says of its own quantization, None where it is not quantised."""
+    """Return the checkpoint's own quantization, or None if it is unquantized."""
     config = shape.config.get("quantization_config") or shape.outer.get("quantization_config")
     if isinstance(config, Mapping):
         return config
@@ -342,22 +334,19 @@ def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
 
 
 def is_repacked(shape: ModelShape) -> bool:
-    """Whether the checkpoint's weights are of whole numbers, which the engine packs again for
-    Marlin's kernels.
-    """
+    """Return whether the checkpoint has integer weights, which the engine repacks for Marlin."""
     method = (quantization_config(shape) or {}).get("quant_method")
     return method in _REPACKED
 
 
 def is_nvfp4(shape: ModelShape) -> bool:
-    """Whether the checkpoint's weights are NVIDIA's numbers of four bits."""
+    """Return whether the checkpoint's weights are in NVIDIA's four-bit format NVFP4."""
     config = quantization_config(shape) or {}
     return "nvfp4" in str(config.get("format") or config.get("quant_algo") or "").lower()
 
 
 def quantizes_cache(shape: ModelShape) -> bool:
-    """Whether the checkpoint asks for keys and values in eight bits: vLLM's ``auto`` then means
-    fp8.
+    """Return whether the checkpoint sets an eight-bit KV cache; vLLM's ``auto`` is then fp8.
 
     Sources: vllm/utils/torch_utils.py and model_executor/layers/attention/attention.py, 0.32.
     """
@@ -370,9 +359,7 @@ def quantizes_cache(shape: ModelShape) -> bool:
 
 
 def quantizes_mtp(shape: ModelShape) -> bool:
-    """Whether the layers that predict further tokens are quantised as the decoder is; files mostly
-    leave them as they are.
-    """
+    """Return whether MTP layers are quantized like the decoder; most files leave them out."""
     config = quantization_config(shape)
     if config is None:
         return True
@@ -385,37 +372,36 @@ def quantizes_mtp(shape: ModelShape) -> bool:
 
 
 def _ignored(config: Mapping[str, Any]) -> list[str]:
-    """Return what a configuration says of modules that stay as they are."""
+    """Return the configuration's list of unquantized modules."""
     fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
-    return [
-        name
-        for names in fields
-        if isinstance(names, list)
-        for name in names
-        if isinstance(name, str)
-    ]
+    ignored: list[str] = []
+    for names in fields:
+        if isinstance(names, list):
+            ignored += [name for name in names if isinstance(name, str)]
+    return ignored
 
 
 def _check_method(config: Mapping[str, Any], asked: str | None) -> None:
-    """Raise SettingError where another method is asked for than the checkpoint's own, which the
-    engine refuses.
+    """Raise SettingError if the user's method is not the checkpoint's own.
+
+    The engine refuses such a combination.
     """
     method = str(config.get("quant_method") or "").replace("_", "-")
     wanted = (asked or "").replace("_", "-").removesuffix("-marlin")
     if wanted and method and wanted not in {method, method.removesuffix("-marlin")}:
         raise SettingError(
-            f"quantization is {asked!r}, the checkpoint is quantised with {method!r}",
-            hint="leave it out",
+            f"quantization is {asked!r}, but the checkpoint uses {method!r}",
+            hint="omit the quantization setting",
         )
 
 
-def loaded(
+def size_loaded_parameters(
     parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
 ) -> tuple[Parameter, ...]:
-    """Return a file's own tensors with the bytes they take once loaded: packed ones as they are,
-    plain ones in the engine's type.
+    """Return a file's own tensors with their bytes after loading.
 
-    The arguments and errors are those of ``quantized``.
+    Packed tensors keep their bytes; plain ones get the engine's data type. The arguments and errors
+    are the same as for ``quantized``.
     """
     config = quantization_config(shape)
     if config is not None:
@@ -424,7 +410,7 @@ def loaded(
     plain = (
         replace(p, bytes=p.elements * shape.dtype_bytes) if p.floating else p for p in parameters
     )
-    return quantized(plain, shape, asked, assumed)
+    return quantize_parameters(plain, shape, asked, assumed)
 
 
 def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> QuantizedFormat | None:
@@ -440,27 +426,27 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Quantiz
         return None
     if asked not in _ASKED:
         raise SettingError(
-            f"quantization {asked!r} needs a checkpoint that is quantised so; the model's "
+            f"quantization {asked!r} needs a checkpoint in that format, but the model's "
             "configuration has no quantization_config",
             hint=_OF_FILES.get(asked, f"while loading: {', '.join(_ASKED)}"),
         )
     assumed.append(
-        f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are"
+        f"quantization {asked}: only the layers' matrices are quantized, not embeddings and head"
     )
     return QuantizedFormat(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
 
 
-# Formats that vLLM makes of a half-precision checkpoint while it loads.
+# vLLM quantizes a half-precision checkpoint to these formats while loading.
 _ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
 _EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
-# Formats that a file beside the configuration tells.
+# Only a file next to the configuration has the bits of these formats.
 _OF_FILES: Final = {
-    "gguf": "its bits are in the file: name FILE.gguf, with the model's config.json beside it"
+    "gguf": "its bits are in the file: name FILE.gguf in the folder of the model's config.json"
 }
 
 
-# Experts of another format than the rest (DeepSeek-V4): four bits, and a scale of eight for each
-# 32.
+# These experts have another format than the rest (DeepSeek-V4): four bits, and a scale of eight per
+# 32 elements.
 _EXPERT_BITS: Final[Mapping[str, float]] = {"fp4": 4 + 8 / 32}
 
 
@@ -474,8 +460,8 @@ def _from_config(
         bits = None
     if bits is None:
         assumed.append(
-            f"quantization method {shown(method)} is not known: weights as if not quantised, an "
-            "upper bound"
+            f"unknown quantization method {printable(method)}: assumed unquantized weights, "
+            "an upper bound"
         )
         return None
     ignored = _ignored(config)
@@ -496,12 +482,11 @@ def _from_config(
 
 
 def _head_bits(config: Mapping[str, Any], form: QuantizedFormat, *, names_some: bool) -> float:
-    """Return the bits of the head, 0 where it stays as it is.
+    """Return the bits of the head, or 0 if it is unquantized.
 
-    ModelOpt's files name all that they leave alone, and quantise a head that is not among it;
-    GPTQ's and AutoRound's say ``lm_head``.
-    Sources: get_quant_method in vllm/model_executor/layers/quantization/modelopt.py,
-        gptq_marlin.py.
+    ModelOpt's files list every unquantized module and quantize a head that the list omits. GPTQ and
+    AutoRound have the field ``lm_head``. Sources: get_quant_method in
+    vllm/model_executor/layers/quantization/modelopt.py, gptq_marlin.py.
     """
     if form.ignored.has("lm_head"):
         return 0.0
@@ -515,14 +500,12 @@ def _head_bits(config: Mapping[str, Any], form: QuantizedFormat, *, names_some: 
 
 
 def _named_layers(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
-    """Yield the groups of a ModelOpt checkpoint of several formats (MIXED_PRECISION), which names
-    the format of each module.
-    """
+    """Yield the groups of a mixed ModelOpt checkpoint, which sets a format per module."""
     layers = config.get("quantized_layers")
     named: dict[str, list[str]] = {}
-    for module, said in layers.items() if isinstance(layers, Mapping) else ():
-        if isinstance(module, str) and isinstance(said, Mapping):
-            named.setdefault(str(said.get("quant_algo")).upper(), []).append(module)
+    for module, fields in layers.items() if isinstance(layers, Mapping) else ():
+        if isinstance(module, str) and isinstance(fields, Mapping):
+            named.setdefault(str(fields.get("quant_algo")).upper(), []).append(module)
     for algorithm, modules in named.items():
         if algorithm in ALGORITHM_BITS:
             yield ALGORITHM_BITS[algorithm], ModuleNames(modules)
@@ -538,9 +521,7 @@ def _groups(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
 
 
 def _targets(group: Mapping[str, Any], *, modules: bool) -> list[str]:
-    """Return the targets of a group that are modules, or those that are classes of them, as
-    ``Linear``.
-    """
+    """Return a group's target modules, or the modules of its target classes such as ``Linear``."""
     named = group.get("targets")
     if isinstance(named, list):
         found = [target for target in named if isinstance(target, str)]

@@ -1,6 +1,4 @@
-"""The numbers in a model's ``config.json`` that its memory follows from, whatever its family calls
-them.
-"""
+"""Read the numbers in a model's ``config.json`` that decide its memory."""
 
 from __future__ import annotations
 
@@ -14,20 +12,17 @@ from typing import Any, Final, TypeGuard
 from oomguard.core.errors import ConfigError, InputError
 from oomguard.core.files import read_regular, read_tables
 
-# The JSON objects of a model's folder, which a stranger wrote: bounded in bytes and depth, each
-# key once.
+# A model folder's JSON files are untrusted input: their size and depth are limited, and a key may
+# occur only once.
 
-# Published configurations have up to some megabytes, indices of weights too, and both a depth below
-# ten.
+# Published configurations and weight indices have up to a few megabytes and a depth below ten.
 MAX_CONFIG_BYTES: Final = 16_000_000
 MAX_DEPTH: Final = 64
 _SHOWN_CHARS: Final = 60
 
 
-def shown(value: object) -> str:
-    """Return a stranger's value for a message: on one line, without control characters,
-    cut short.
-    """
+def printable(value: object) -> str:
+    """Return an untrusted value for a message: one line, shortened, without control characters."""
     text = repr(value)
     if len(text) <= _SHOWN_CHARS:
         return text
@@ -38,14 +33,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Raises:
-        ConfigError: there is no such file, or it holds no JSON object that can be used.
-        InputError: it is no regular file, too large, or cannot be read.
+        ConfigError: the file does not exist, or has no usable JSON object.
+        InputError: the file is irregular, too large, or unreadable.
     """
     try:
         content = read_regular(path, MAX_CONFIG_BYTES)
     except FileNotFoundError:
         raise ConfigError(
-            "no such file", path=str(path), hint="a model folder holds a config.json"
+            "no such file", path=str(path), hint="a model folder needs a config.json"
         ) from None
     except OSError as error:
         raise InputError(
@@ -55,19 +50,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, path: Path) -> dict[str, Any]:
-    """Parse a JSON object; raises ConfigError, naming ``path``, for anything else."""
+    """Parse a JSON object; raises ConfigError with ``path`` for anything else."""
     try:
         parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
     except _TwiceError as error:
         raise ConfigError(
-            f"{error} stands twice in one object, with two values", path=str(path)
+            f"the key {error} occurs twice in one object, with two values", path=str(path)
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}", path=str(path)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"not JSON: {error}", path=str(path)) from None
     except ValueError:
-        raise ConfigError("has a number of thousands of digits", path=str(path)) from None
+        raise ConfigError("has a number with thousands of digits", path=str(path)) from None
     except RecursionError:
         raise _too_deep(path) from None
     if not isinstance(parsed, dict):
@@ -79,9 +74,7 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def mistakes_in(path: str) -> Iterator[None]:
-    """Give the ConfigErrors that are raised inside the name of their file, where they have none
-    yet.
-    """
+    """Add the path of a file to each ConfigError from the block that has none yet."""
     try:
         yield
     except ConfigError as error:
@@ -91,8 +84,9 @@ def mistakes_in(path: str) -> Iterator[None]:
 
 
 class _TwiceError(Exception):
-    """A key that stands twice in one object, with two values: readers differ in which of them
-    counts.
+    """Report a key that occurs twice in one object with two values.
+
+    JSON readers disagree about which value wins.
     """
 
 
@@ -101,40 +95,44 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         for name, value in pairs:
             if found[name] != value and value == value:  # noqa: PLR0124 - NaN is not two values
-                raise _TwiceError(shown(name))
+                raise _TwiceError(printable(name))
     return found
 
 
 def _too_deep(path: Path) -> ConfigError:
-    return ConfigError(f"nested more than {MAX_DEPTH} deep", path=str(path))
+    return ConfigError(f"nested more than {MAX_DEPTH} levels deep", path=str(path))
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether a parsed value is nested deeper than so many levels."""
+    """Return whether a parsed value is nested deeper than ``levels``."""
     level: list[object] = [value]
     for _ in range(levels):
-        level = [inner for part in level for inner in _inside(part)]
+        inner: list[object] = []
+        for part in level:
+            inner += _inside(part)
+        level = inner
         if not level:
             return False
     return True
 
 
 def _inside(part: object) -> Iterable[object]:
-    values = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    values: Iterable[object] = ()
+    if isinstance(part, dict):
+        values = part.values()
+    elif isinstance(part, list):
+        values = part
     return (inner for inner in values if isinstance(inner, (dict, list)))
 
 
-# What the published families of models call things, and what their configurations leave to a
-# default: one data file.
+# One data file has each family's field names and default values.
 
 _FILE: Final = Path(__file__).with_name("families.toml")
 FAMILIES: Final[dict[str, Any]] = read_tables("families", [_FILE])[_FILE]
 
 
 def encoder_decoder(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]] | None:
-    """Return what a model of an encoder and a decoder calls the numbers of both, None for any
-    other.
-    """
+    """Return the number names of both parts of an encoder-decoder model, or None."""
     kind = config.get("model_type")
     found: Mapping[str, Mapping[str, str]] | None = (
         FAMILIES["encoder_decoder"].get(kind) if isinstance(kind, str) else None
@@ -144,7 +142,7 @@ def encoder_decoder(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]
 
 _ALIASES: Final[Mapping[str, list[str]]] = FAMILIES["aliases"]
 DTYPE_BYTES: Final[Mapping[str, int]] = FAMILIES["dtype_bytes"]
-# Larger than in any model: above it a value is a mistake, which arithmetic would only hide.
+# No model has a larger number. A larger value is a mistake that arithmetic would hide.
 MAX_COUNT: Final = 10**9
 MAX_LAYERS: Final = 1000
 _ONE_FOR_ALL: Final = frozenset(
@@ -155,11 +153,11 @@ _MAX_FACTOR: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """One decoder, in counts and not in bytes.
+    """Hold one decoder's numbers as counts, not bytes.
 
     ``config`` is the language model's part of the configuration, ``outer`` the whole file.
-    ``default_length`` is the longest request where the user gives none, ``max_positions`` the
-    longest that the model is for; each None where the file does not say.
+    ``default_length`` is the longest request if the user gives none. ``max_positions`` is the
+    longest request that the model supports. Each is None if the file does not have it.
     """
 
     config: Mapping[str, Any]
@@ -178,7 +176,7 @@ class ModelShape:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the model has an encoder of images or audio beside the language model."""
+        """Return whether the model has an image or audio encoder next to the language model."""
         encoders = FAMILIES["names"]["encoders"]
         return self.outer is not self.config or any(
             isinstance(self.outer.get(part), Mapping) for part in encoders
@@ -186,17 +184,16 @@ class ModelShape:
 
     @property
     def unknown_dtype(self) -> str | None:
-        """The data type that the file names and nobody knows, None where it is known or the file
-        names none.
-        """
+        """Return the file's unknown data type, or None if it is known or absent."""
         name = _dtype(self.config, self.outer)
         if name is None or name in DTYPE_BYTES:
             return None
         return name
 
     def number(self, name: str) -> int | None:
-        """Return a count under any of its names, of a list the largest; None where it is missing or
-        null.
+        """Return a count under any of its names, or the largest of a list.
+
+        Returns None if the field is missing or null.
 
         Raises:
             ConfigError: the count is absurd.
@@ -206,8 +203,10 @@ class ModelShape:
 
 
 def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelShape:
-    """Read the numbers of a parsed configuration; raises ConfigError with the field that is missing
-    or absurd.
+    """Read the numbers of a parsed configuration.
+
+    Raises:
+        ConfigError: a field is missing or absurd; the message names it.
     """
     text = text_part(config)
     with mistakes_in(path):
@@ -236,10 +235,10 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a configuration; all of it where there is only one part.
+    """Return the language model's part of a configuration, or all of it if it has one part.
 
-    Of a model of an encoder and a decoder that is the decoder, its numbers under the names that all
-    decoders have.
+    For an encoder-decoder model the part is the decoder. Its numbers get the names that all
+    decoders use.
     """
     part = config
     while True:
@@ -266,7 +265,7 @@ def _model_type(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
     for part in (text, outer):
         name = part.get("model_type")
         if name is not None and not isinstance(name, str):
-            raise ConfigError(f"model_type is {shown(name)}, not text")
+            raise ConfigError(f"model_type is {printable(name)}, not text")
         if name:
             return name
     return ""
@@ -280,13 +279,14 @@ def _needed(config: Mapping[str, Any], name: str) -> int:
     value = count_of(config, name)
     if value is None:
         others = ", ".join((name, *_ALIASES.get(name, ())))
-        raise ConfigError(f"{name} is missing (looked for {others})")
+        raise ConfigError(f"{name} is missing (also searched: {others})")
     return value
 
 
 def count_of(config: Mapping[str, Any], name: str) -> int | None:
-    """Return a count under any of its names, of a list the largest; None where it is missing or
-    null.
+    """Return a count under any of its names, or the largest of a list.
+
+    Returns None if the field is missing or null.
 
     Raises:
         ConfigError: the count is absurd.
@@ -301,14 +301,12 @@ def count_of(config: Mapping[str, Any], name: str) -> int | None:
             and value
             and all(is_count(item) for item in value)
         ):
-            value = max(value)  # one for each layer: peaks follow from the largest
+            value = max(value)  # one per layer: the largest decides the peak
         if not is_count(value):
-            raise ConfigError(f"{key} is {shown(value)}, not a count")
+            raise ConfigError(f"{key} is {printable(value)}, not a count")
         assert isinstance(value, int)  # noqa: S101 - for the type checker: is_count has just asked
         if name == "num_hidden_layers" and value > MAX_LAYERS:
-            raise ConfigError(
-                f"{key} is {value}, more than any model has: at most {MAX_LAYERS} are read"
-            )
+            raise ConfigError(f"{key} is {value}, but oomguard reads at most {MAX_LAYERS}")
         if value == 0 and name in _ONE_FOR_ALL:
             raise ConfigError(f"{key} is 0, not a count above zero")
         return value
@@ -316,12 +314,12 @@ def count_of(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value is a count that a model can have, 0 included."""
+    """Return whether a value is a count that a model can have, including 0."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how positions are stretched; empty where they are not."""
+    """Return the position scaling of a model, or an empty mapping."""
     found = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(found, Mapping):
         return found
@@ -329,7 +327,7 @@ def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rope_kind(config: Mapping[str, Any]) -> str:
-    """Return the name of the way positions are stretched; empty where they are not."""
+    """Return the name of the position scaling, or an empty text."""
     scaling = rope_scaling(config)
     kind = scaling.get("rope_type") or scaling.get("type")
     if isinstance(kind, str):
@@ -338,8 +336,9 @@ def rope_kind(config: Mapping[str, Any]) -> str:
 
 
 def rope_factor(config: Mapping[str, Any]) -> float:
-    """Return the factor that positions are stretched by; 1.0 where the file gives none, or none
-    that is sensible.
+    """Return the factor of the position scaling.
+
+    Returns 1.0 if the file has no factor or an absurd one.
     """
     factor = rope_scaling(config).get("factor")
     if (
@@ -352,7 +351,7 @@ def rope_factor(config: Mapping[str, Any]) -> float:
 
 
 def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
-    """Return the longest request that the model is for, None where its file does not say."""
+    """Return the longest request that the model supports, or None if the file does not say."""
     known = [value for name in FAMILIES["names"]["lengths"] if (value := count_of(text, name))]
     if not known:
         return None
@@ -368,8 +367,9 @@ def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
 
 
 def _default_length(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
-    """Return the longest request where the user gives none: for LongRoPE the length before it is
-    stretched.
+    """Return the longest request if the user gives none.
+
+    For LongRoPE it is the length before scaling.
     """
     if rope_kind(text) == "longrope":
         return count_of(text, "original_max_position_embeddings") or _longest(text, outer)
@@ -377,8 +377,9 @@ def _default_length(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | 
 
 
 def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
-    """Return the heads that keep keys and values: all of them, unless the family says fewer in one
-    of its ways.
+    """Return the number of key-value heads.
+
+    All heads have keys and values unless one of the family's fields sets fewer.
     """
     attention = text.get("attn_config")
     if isinstance(attention, Mapping):
@@ -411,30 +412,29 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
         return named
     if hidden % heads and not _attention_free(text):
         raise ConfigError(
-            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is "
-            "missing"
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and "
+            "head_dim is missing"
         )
     if hidden < heads:
         raise ConfigError(
-            f"hidden_size is {hidden}, less than num_attention_heads {heads}, and head_dim is "
-            "missing"
+            f"hidden_size {hidden} is less than num_attention_heads {heads}, and head_dim "
+            "is missing"
         )
     return hidden // heads
 
 
 def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
-    """Return the bytes of an element of the activations: half precision where the file names no
-    type, or float32.
+    """Return the bytes per element of the activations.
 
-    Source: vllm/config/model.py, _resolve_auto_dtype, which loads float32 checkpoints in half
-        precision.
+    Without a data type, or with float32, this is half precision. Source: vllm/config/model.py,
+    _resolve_auto_dtype, which loads float32 checkpoints in half precision.
     """
     name = _dtype(text, outer)
     return min(DTYPE_BYTES.get(name or "", 2), 2)
 
 
 def _dtype(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str | None:
-    """Return the data type that the file names, None where it names none."""
+    """Return the data type in the file, or None if it has none."""
     for part in (text, outer):
         if part.get("dtype"):
             key = "dtype"
@@ -442,7 +442,7 @@ def _dtype(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str | None:
             key = "torch_dtype"
         name = part.get(key)
         if name is not None and not isinstance(name, str):
-            raise ConfigError(f"{key} is {shown(name)}, not the name of a data type")
+            raise ConfigError(f"{key} is {printable(name)}, not the name of a data type")
         if name:
             return name.removeprefix("torch.")
     return None

@@ -1,9 +1,7 @@
-"""The vision encoder of a model, read from its configuration: widths, and the patches and tokens of
-its largest image.
+"""Read a model's vision encoder: its widths, and the patches and tokens of its largest image.
 
-Sources: the fields of the published configurations, and vLLM's own reading of them in
-vllm/model_executor/models (0.32). Audio:
-audio_encoder.py.
+Sources: the fields of published configurations, and vLLM's own code in vllm/model_executor/models
+(0.32).
 """
 
 from __future__ import annotations
@@ -14,48 +12,42 @@ from typing import Any, Final
 
 from oomguard.estimate.model.shape import FAMILIES, is_count
 
-# An encoder of images or audio beside the language model: its widths, and the tokens of the
-# largest thing that it reads.
+# The same record describes an image encoder and an audio encoder.
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """An encoder's widths in elements, the tokens that its largest item becomes, and the patches
-    behind each token.
+    """Describe an encoder: its widths in elements, and the tokens of its largest item.
 
     Attributes:
-        width: elements of a patch between its layers.
+        width: elements of a patch between layers.
         mlp_width: elements of a patch inside the MLP.
-        mlp_tensors: tensors of that width that live at once: two, or three where the activation is
-            gated or a product.
-        patches_per_token: patches, or frames of audio, behind each token.
-        tokens_per_item: tokens of the largest image, or of the longest audio.
-        output_width: the width of its outputs, the language model's.
-        takes_video: whether a prompt may have videos too.
-        modality: what it reads, ``image`` or ``audio``, by vLLM's name in ``limit_mm_per_prompt``.
-        most_per_prompt: how many of them a prompt may have; None: as many as the user permits.
-        tokens_per_video: tokens of a video that is larger than any image; None where images are the
-            largest.
-        patches_per_video: patches behind those.
-        in_prompt: whether its tokens are part of the prompt; a decoder that attends across keeps
-            them apart.
-        heads: its attention heads; ranks share them where they divide them. 0 where the file does
-            not say.
-        attention: what its attention makes beside queries, keys and values: ``rotary`` turns them
-            in float32, ``by_torch`` does so without a kernel of its own, ``normed`` norms them so;
-            empty for what is no more than its MLP makes.
+        mlp_tensors: live tensors of that width: two, or three if the activation is gated or a
+            product.
+        patches_per_token: patches, or audio frames, per token.
+        tokens_per_item: tokens of the largest image or the longest audio.
+        output_width: the width of its outputs, equal to the language model's.
+        takes_video: whether a prompt may also have videos.
+        modality: ``image`` or ``audio``, as in vLLM's ``limit_mm_per_prompt``.
+        most_per_prompt: the largest number of items per prompt; None: no limit of the model.
+        tokens_per_video: tokens of a video that is larger than any image; None: images are larger.
+        patches_per_video: patches of that video.
+        in_prompt: whether its tokens are part of the prompt; with cross-attention they are not.
+        heads: attention heads, split over ranks if divisible; 0 if the file does not say.
+        attention: extra tensors of its attention: ``rotary`` rotates queries and keys in float32,
+            ``by_torch`` rotates without a kernel, ``normed`` normalizes the same way; empty: none
+            beyond the MLP's.
         patch_elements: elements of one patch's pixels.
-        formatted_video_tokens: tokens of the longest video, which some versions count many times; 0
-            for others.
-        framed_videos: whether each two frames of a video may be as large as an image.
-        tiles: tiles of an image that is cut into a fixed number of them, each with
-            ``patches_per_token`` patches.
-        kept_layers: layers whose outputs are kept to the end.
-        always_profiled: whether early versions profiled its images whatever a step held.
-        pixels_per_token: pixels of an image behind each token, where an image is as large as the
-            processor lets it be; else 0.
-        tokens_per_tile: tokens of a tile, of an image that is cut into as many as the processor
-            lets it be; else 0.
+        formatted_video_tokens: tokens of the longest video, which some versions count several
+            times; 0 for other models.
+        framed_videos: whether every two frames of a video may be as large as an image.
+        tiles: the fixed number of tiles per image, each with ``patches_per_token`` patches.
+        kept_layers: layers whose outputs stay allocated until the end.
+        always_profiled: whether early versions profiled its images regardless of the step's tokens.
+        pixels_per_token: pixels per token if the processor's limit decides the image size;
+            otherwise 0.
+        tokens_per_tile: tokens per tile if the processor's limit decides the number of tiles;
+            otherwise 0.
     """
 
     width: int
@@ -82,10 +74,9 @@ class Encoder:
     tokens_per_tile: int = 0
 
 
-# The vision encoder of a model that cuts each image into a fixed number of tiles and attends across
-# to them (Llama 3.2 Vision).
-#
-# Source: vllm/model_executor/models/mllama.py, 0.6 to 0.10; later versions do not run it.
+# The vision encoder of Llama 3.2 Vision, which cuts each image into a fixed number of tiles and
+# uses cross-attention. Source: vllm/model_executor/models/mllama.py, 0.6 to 0.10; later versions do
+# not support it.
 
 _NUMBERS: Final = ("hidden_size", "intermediate_size", "image_size", "patch_size", "max_num_tiles")
 _MLP_TENSORS: Final = 2
@@ -94,11 +85,11 @@ _MLP_TENSORS: Final = 2
 def read_tiled_encoder(
     config: Mapping[str, Any], vision: Mapping[str, Any], output_width: int
 ) -> Encoder | None:
-    """Read the encoder; None where the model is of another family, or where a number is missing.
+    """Read the encoder; None if the model is of another family or a number is missing.
 
     Args:
         config: the model's whole configuration.
-        vision: its part of the vision encoder.
+        vision: the configuration of its vision encoder.
         output_width: the language model's hidden size.
     """
     if config.get("model_type") != "mllama":
@@ -108,7 +99,7 @@ def read_tiled_encoder(
     if len(counts) != len(_NUMBERS) or not isinstance(kept, list):
         return None
     width, mlp, side, patch, tiles = counts
-    patches = (side // patch) ** 2 + 1  # with the class
+    patches = (side // patch) ** 2 + 1  # plus the class token
     return Encoder(
         width,
         mlp,
@@ -127,10 +118,10 @@ _PRODUCT_TENSORS = 3
 _COLORS: Final = 3
 _HEADS: Final = ("num_heads", "num_attention_heads", "attention_heads")
 _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
-# Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image
-# are not known here.
+# These fields change tiles and pixel shuffling in other families (Llama 4, Idefics). With one of
+# them the number of image tokens is unknown.
 _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
-# Text or one image becomes one vector, and the image one token, that of its class (clip.py,
+# These models turn a text or an image into one vector. The image becomes one class token (clip.py,
 # siglip.py).
 _DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
 
@@ -138,10 +129,9 @@ _DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
 def read_vision_encoder(
     config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
 ) -> Encoder | None:
-    """Read the vision encoder from a model's whole configuration and that of its image processor.
+    """Read the vision encoder from the configurations of a model and its image processor.
 
-    Return None where the model has no vision encoder, or where the configuration leaves out a
-    number that it needs.
+    Returns None if the model has no vision encoder, or a required number is missing.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
@@ -163,40 +153,40 @@ def read_vision_encoder(
 def _with_attention(
     config: Mapping[str, Any], vision: Mapping[str, Any], found: Encoder
 ) -> Encoder:
-    """Return an encoder with what its attention makes, the pixels of its patches, and the outputs
-    of its inner layers.
-    """
+    """Add the attention's tensors, the pixels per patch and the stored layers to an encoder."""
     kind = str(config.get("model_type"))
     types = FAMILIES["types"]
     patch = _side(vision, "patch_size") or 0
     frames = _count(vision, "temporal_patch_size") or 1
     normed = vision.get("qk_normalization") is True
     turned = kind.startswith(tuple(types["rotary_encoders"]))
-    # All of these take videos (get_supported_mm_limits in vllm/model_executor/models/qwen2_vl.py),
-    # whether or not the file has their token.
+    # All of these accept videos (get_supported_mm_limits in
+    # vllm/model_executor/models/qwen2_vl.py), even if the file has no video token.
     found = replace(found, takes_video=found.takes_video or turned)
     inner = vision.get("deepstack_visual_indexes")
     if isinstance(inner, list):
         parts = 1 + len(inner)
     else:
         parts = 1
+    attention = ""
+    if normed:
+        attention = "normed"
+    elif turned:
+        attention = "rotary"
+    elif kind in types["rotary_by_torch"]:
+        attention = "by_torch"
+    video_tokens = 0
+    if found.takes_video:
+        video_tokens = FAMILIES["formatted_videos"].get(kind, 0)
     return replace(
         found,
         heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
-        attention="normed"
-        if normed
-        else "rotary"
-        if turned
-        else "by_torch"
-        if kind in types["rotary_by_torch"]
-        else "",
+        attention=attention,
         patch_elements=_COLORS * frames * patch**2,
         output_width=parts * found.output_width,
         always_profiled=kind in types["images_always_profiled"],
         framed_videos=kind.startswith(tuple(types["framed_videos"])),
-        formatted_video_tokens=FAMILIES["formatted_videos"].get(kind, 0)
-        if found.takes_video
-        else 0,
+        formatted_video_tokens=video_tokens,
     )
 
 
@@ -206,7 +196,7 @@ def _read(
     processor: Mapping[str, Any],
     output_width: int,
 ) -> Encoder | None:
-    # Qwen2-VL calls the encoder's width embed_dim, and its output's hidden_size.
+    # Qwen2-VL calls the encoder's width embed_dim and its output's width hidden_size.
     width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
     patch = _side(vision, "patch_size")
     ratio = vision.get("mlp_ratio")
@@ -244,8 +234,8 @@ def _read(
     per_tile = 0
     if side is not None:
         patches = (side // patch) ** 2
-        told = _count(config, "mm_tokens_per_image") or _count(config, "image_seq_length")
-        tokens = told or _shuffled(config, patches // merged)
+        fixed_tokens = _count(config, "mm_tokens_per_image") or _count(config, "image_seq_length")
+        tokens = fixed_tokens or _shuffled(config, patches // merged)
         merged = max(1, patches // max(1, tokens))
         most = _count(config, "max_dynamic_patch")
         if most:
@@ -280,8 +270,9 @@ def _read(
 def _pooled(
     config: Mapping[str, Any], vision: Mapping[str, Any], names: Mapping[str, Any], plain: Encoder
 ) -> Encoder | None:
-    """Return an encoder whose patches are pooled to as many tokens as the file says, with the video
-    it is profiled with.
+    """Return an encoder that pools its patches to a fixed number of tokens.
+
+    It includes the video that vLLM profiles it with.
     """
     tokens = _count(config, names["tokens"])
     pool = _count(vision, names["pool"])
@@ -300,9 +291,7 @@ def _pooled(
 
 
 def largest_pixels(processor: Mapping[str, Any]) -> int | None:
-    """Return the pixels of the largest image that the processor makes, None where it
-    does not say.
-    """
+    """Return the pixels of the processor's largest image, or None if the file does not say."""
     size = processor.get("size")
     if isinstance(size, Mapping):
         longest = _count(size, "max_pixels") or _count(size, "longest_edge")
@@ -312,8 +301,9 @@ def largest_pixels(processor: Mapping[str, Any]) -> int | None:
 
 
 def _shuffled(config: Mapping[str, Any], tokens: int) -> int:
-    """Return the tokens after a pixel shuffle (InternVL), which keeps ``downsample_ratio`` of them
-    along each side.
+    """Return the tokens after a pixel shuffle (InternVL).
+
+    The shuffle multiplies each side by ``downsample_ratio``.
     """
     ratio = config.get("downsample_ratio")
     if isinstance(ratio, float) and 0 < ratio < 1:
@@ -322,8 +312,9 @@ def _shuffled(config: Mapping[str, Any], tokens: int) -> int:
 
 
 def _tiles(config: Mapping[str, Any]) -> int:
-    """Return the tiles of the largest grid, beside the whole image (LLaVA-NeXT); 0 where images are
-    not split.
+    """Return the tiles of the largest grid, without the whole image (LLaVA-NeXT).
+
+    Returns 0 if the model does not split images.
     """
     pinpoints = config.get("image_grid_pinpoints")
     vision = config.get("vision_config")
@@ -338,7 +329,7 @@ def _tiles(config: Mapping[str, Any]) -> int:
 
 
 def _side(part: Mapping[str, Any], name: str) -> int | None:
-    """Return a length in pixels, given as one number or as a pair of equal ones."""
+    """Return a length in pixels, given as one number or as a pair of equal numbers."""
     value = part.get(name)
     if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
         return _count({name: value[0]}, name)

@@ -1,5 +1,6 @@
-"""The tensors that a folder's safetensors files announce in their headers: names, shapes, bytes.
-Weights are never read.
+"""Read the tensors in a folder's safetensors headers: names, shapes and bytes.
+
+oomguard never reads the weights themselves.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Final
 
 from oomguard.core.errors import ConfigError, InputError
 from oomguard.core.files import open_regular
-from oomguard.estimate.model.shape import FAMILIES, parse_object, read_json, shown
+from oomguard.estimate.model.shape import FAMILIES, parse_object, printable, read_json
 
-# The largest header that safetensors itself accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE);
-# here of all files together.
+# safetensors itself accepts headers up to this size (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
+# Here the limit covers all files together.
 MAX_HEADERS_BYTES: Final = 100_000_000
-# Beyond any tensor: above it a shape is a mistake, which arithmetic would only hide.
+# No tensor is larger. A larger shape is a mistake that arithmetic would hide.
 _MAX_ELEMENTS: Final = 1 << 50
 _MAX_DIMENSIONS: Final = 64
 _MAX_NAME_CHARS: Final = 500
@@ -33,10 +34,9 @@ _EXPERTS: Final = re.compile(r"\.experts?\b")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor of a model: its name, its shape in elements, and the bytes it takes.
+    """Describe one tensor of a model: its name, its shape in elements, and its bytes.
 
-    ``floating`` says that it is plain floating point, which an engine loads in the data type it
-    runs with.
+    ``floating`` is true for plain floating point, which an engine loads in its own data type.
     """
 
     name: str
@@ -46,21 +46,23 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        """Count the numbers that it holds."""
+        """Count the elements of the tensor."""
         return prod(self.shape)
 
     @property
     def of_experts(self) -> bool:
-        """Whether it belongs to the experts of a mixture, by its name."""
+        """Return whether the tensor's name belongs to the experts of a mixture."""
         return _EXPERTS.search(self.name) is not None
 
 
 def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
-    """Read the tensors of a folder's safetensors files; None where there is no such file.
+    """Read the tensors of a folder's safetensors files.
+
+    Returns None without such a file.
 
     Raises:
-        ConfigError: a file or the index holds something else, or some of the files are missing.
-        InputError: one of them is not a regular file, or cannot be read.
+        ConfigError: a file or the index has unexpected content, or some files are missing.
+        InputError: a file is irregular or unreadable.
     """
     files = sorted(folder.glob("*.safetensors"))
     if is_there(folder / _INDEX):
@@ -70,12 +72,12 @@ def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
             if len(missing) == len(names):
                 return None
             raise ConfigError(
-                f"the index names {missing[0]}, which is not there ({len(missing)} of "
-                f"{len(names)} are missing)",
+                f"the index names {missing[0]}, but the folder lacks it ({len(missing)} "
+                f"of {len(names)} files are missing)",
                 path=str(folder),
             )
         files = [folder / name for name in sorted(names)] or files
-    elif len(files) > 1:  # some folders hold the same weights once more, in the vendor's own format
+    elif len(files) > 1:  # some folders have the same weights again in the vendor's own format
         files = [path for path in files if not path.name.startswith("consolidated")] or files
     if not files:
         return None
@@ -89,16 +91,17 @@ def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything of this name, of whatever kind; no for a name that cannot be."""
+    """Return whether any entry has this name; False for an impossible name."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long, a folder of someone else
+    except (OSError, ValueError):  # an impossible name, or another user's
         return False
 
 
 def _indexed(path: Path) -> set[str]:
-    """Return the files that an index names: of its own folder, since a stranger may
-    name any other.
+    """Return the files of this folder that an index names.
+
+    The index is untrusted, so it may not name a file elsewhere.
     """
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -106,7 +109,8 @@ def _indexed(path: Path) -> set[str]:
     for name in weight_map.values():
         if not isinstance(name, str) or PurePath(name).name != name:
             raise ConfigError(
-                f"weight_map names {shown(name)}, not a file of this folder", path=str(path)
+                f"weight_map names {printable(name)}, which is not a file of this folder",
+                path=str(path),
             )
     return set(weight_map.values())
 
@@ -121,9 +125,7 @@ def _tensors(header: bytes, path: Path) -> Iterator[Parameter]:
 
 
 def read_tensor(name: str, entry: object, path: str | Path) -> Parameter:
-    """Read one entry of a header; raises ConfigError, naming ``path``, for one that is
-    no tensor's.
-    """
+    """Parse one entry of a header; raises ConfigError with ``path`` if it is not a tensor."""
     dtype, shape = (
         (entry.get("dtype"), entry.get("shape")) if isinstance(entry, Mapping) else (None, None)
     )
@@ -133,11 +135,11 @@ def read_tensor(name: str, entry: object, path: str | Path) -> Parameter:
         bits = None
     if len(name) > _MAX_NAME_CHARS:
         raise ConfigError(
-            f"{shown(name)} is the name of a tensor, of {len(name)} characters", path=str(path)
+            f"{printable(name)} is a tensor name of {len(name)} characters", path=str(path)
         )
     if bits is None:
         raise ConfigError(
-            f"{shown(name)} has the dtype {shown(dtype)}, which is not known", path=str(path)
+            f"{printable(name)} has the unknown dtype {printable(dtype)}", path=str(path)
         )
     if isinstance(shape, list):
         sizes = tuple(shape)
@@ -146,13 +148,14 @@ def read_tensor(name: str, entry: object, path: str | Path) -> Parameter:
     counts = all(type(size) is int and 0 <= size <= _MAX_ELEMENTS for size in sizes)
     if not counts or len(sizes) > _MAX_DIMENSIONS or prod(sizes) > _MAX_ELEMENTS:
         raise ConfigError(
-            f"{shown(name)} has the shape {shown(shape)}, not a list of sizes", path=str(path)
+            f"{printable(name)} must have a list of sizes as its shape, got {printable(shape)}",
+            path=str(path),
         )
     return Parameter(name, sizes, prod(sizes) * bits // 8, dtype in _FLOATING)
 
 
 def _read_header(path: Path, most_bytes: int) -> bytes:
-    """Read the JSON before the tensors, whose length is in the first eight bytes."""
+    """Read the JSON before the tensors; its length is in the first eight bytes."""
     try:
         with open_regular(path) as stream:
             start = stream.read(_LENGTH.size)
@@ -162,7 +165,7 @@ def _read_header(path: Path, most_bytes: int) -> bytes:
             if size > os.fstat(stream.fileno()).st_size:
                 raise _damaged("the header is longer than the file", path)
             if size > most_bytes:
-                raise _damaged(f"the headers are longer than {MAX_HEADERS_BYTES} bytes", path)
+                raise _damaged(f"the headers are larger than {MAX_HEADERS_BYTES} bytes", path)
             return stream.read(size)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="expected a safetensors file") from None
@@ -172,20 +175,19 @@ def _damaged(reason: str, path: Path) -> ConfigError:
     return ConfigError(f"not a safetensors file: {reason}", path=str(path))
 
 
-# GGUF: what a file of it weighs, and a model's parameters packed as in one. An engine keeps its
-# tensors packed on the device.
-#
-# Source: GGUFLinearMethod and GGUFEmbeddingMethod in
-# vllm/model_executor/layers/quantization/gguf.py, 0.8.2; 3.26 GiB printed there of a Llama-3.2-3B
-# whose Q8_0 file has 3.18 GiB, the table of its positions among them.
+# An engine stores a GGUF file's tensors packed on the device. Source: GGUFLinearMethod and
+# GGUFEmbeddingMethod in vllm/model_executor/layers/quantization/gguf.py, 0.8.2. vLLM printed 3.26
+# GiB for a Llama-3.2-3B whose Q8_0 file has 3.18 GiB. The difference includes the table of
+# positions.
 
 SUFFIX: Final = ".gguf"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def gguf_bytes(path: Path) -> int | None:
-    """Return the bytes of a GGUF file, or of the only one in a folder, its parts together; None
-    without one, or with several.
+    """Return the bytes of a GGUF file, or of a folder's only one with all its parts.
+
+    Returns None if there is no file, or several.
     """
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))
@@ -199,11 +201,10 @@ def gguf_bytes(path: Path) -> int | None:
     return None
 
 
-def packed(parameters: Sequence[Parameter], file_bytes: int) -> tuple[Parameter, ...]:
-    """Return parameters that take what the file has in all, each by its share of the elements.
+def scale_to_file(parameters: Sequence[Parameter], file_bytes: int) -> tuple[Parameter, ...]:
+    """Scale parameters so that they take the file's bytes in total, each by its share of elements.
 
-    Formats differ from tensor to tensor; how the whole is shared out among them matters to ranks
-    and stages only.
+    Formats differ between tensors, but their distribution matters only to ranks and stages.
     """
     elements = sum(parameter.elements for parameter in parameters)
     return tuple(replace(p, bytes=round(p.elements * file_bytes / elements)) for p in parameters)

@@ -1,11 +1,10 @@
-"""The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's,
-whichever is larger.
+"""Compute the transient peak that vLLM reserves before it sizes the KV cache.
 
-``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) +
-workspace``, with R max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and
-H the hidden size; workspaces.py has what experts and sparse attention work in. Where the experts'
-workspace is kept, attention stands beside it, which takes more than such a model's MLP.
-constants.toml has the constants by version and model runner, with their sources.
+The peak is the sampler's or the MLP's, whichever is larger: ``max(bytes_per_logit * R * V +
+sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace``. R is max_num_seqs, V the
+vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size. With a persistent
+workspace for experts, attention adds to it, and takes more than such a model's MLP. constants.toml
+has the constants by version and model runner, with their sources.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.quantized import is_repacked, quantization_config
 from oomguard.estimate.model.shape import ModelShape, is_count
 
-# What one token takes in a layer beside its hidden states and its MLP: attention's tensors, and the
-# inputs of experts in eight bits.
+# The elements per token in a layer besides hidden states and MLP: attention's tensors, and the
+# inputs of eight-bit experts.
 
 _DELTA = (
     "linear_num_key_heads",
@@ -33,17 +32,16 @@ _DELTA = (
 
 
 def mixer_elements(shape: ModelShape, ranks: int) -> int:
-    """Return the elements of the largest attention on one rank; latent attention has a rule of its
-    own (activations.py).
+    """Return the elements of the largest attention on one rank.
 
-    Attention has queries, keys, values and its output. A gated delta rule has both of its
-    projections' keys and values, its output and that output's norm; its kernels do not run while a
-    start is profiled. Source: forward of GatedDeltaNetAttention in
-    vllm/model_executor/layers/mamba/gdn_linear_attn.py, 0.20.
+    Attention has queries, keys, values and its output. A gated delta rule has both projections'
+    keys and values, its output and that output's norm; its kernels do not run while vLLM profiles a
+    start. Latent attention has a separate formula below. Source: forward of GatedDeltaNetAttention
+    in vllm/model_executor/layers/mamba/gdn_linear_attn.py, 0.20.
 
     Args:
         shape: the model's numbers.
-        ranks: ranks that share its heads.
+        ranks: the number of ranks that share its heads.
     """
     kinds = set(layer_kinds(shape))
     if shape.number("kv_lora_rank"):
@@ -58,16 +56,15 @@ def mixer_elements(shape: ModelShape, ranks: int) -> int:
 
 
 def fp8_inputs(shape: ModelShape, ranks: int) -> int:
-    """Return the bytes of one token that FP8 experts take as copies of their inputs: the layer's,
-    and of each expert the product.
+    """Return the bytes per token for the input copies of FP8 experts.
 
-    Source: fused_experts_impl in vllm/model_executor/layers/fused_moe/fused_moe.py, 0.6 to 0.20. A
-    start of 0.20 printed 163 kB for
-    each further token of a step, with them 163.
+    The layer's input and each expert's product have a copy. Source: fused_experts_impl in
+    vllm/model_executor/layers/fused_moe/fused_moe.py, 0.6 to 0.20. A start of 0.20 printed 163 kB
+    for each additional token of a step, equal to the formula.
 
     Args:
         shape: the model's numbers.
-        ranks: ranks that share each expert.
+        ranks: the number of ranks that share each expert.
     """
     config = quantization_config(shape) or {}
     chosen = shape.number("num_experts_per_tok") or 0
@@ -77,13 +74,13 @@ def fp8_inputs(shape: ModelShape, ranks: int) -> int:
     return shape.hidden + chosen * -(-width // ranks)
 
 
-# The buffer that fused experts and sparse attention work in: one for both, as large as the larger
-# asks for.
+# Fused experts and sparse attention share one workspace, as large as the larger request.
 #
 # Sources: vllm/model_executor/layers/fused_moe and v1/worker/workspace.py (0.12 to 0.33);
 # v1/attention/backends/mla and model_executor/layers/sparse_attn_indexer.py (0.13 to 0.33).
 
-# Keys of a sparse attention's indexer are one byte an element, with a scale of four for each 128.
+# A sparse attention's indexer stores keys as one byte per element, with a four-byte scale per 128
+# elements.
 _SCALED_ELEMENTS: Final = 128
 _SCALE_BYTES: Final = 4
 
@@ -91,14 +88,14 @@ _SCALE_BYTES: Final = 4
 def workspace_bytes(
     shape: ModelShape, version: Version, *, step_tokens: int, longest_tokens: int, expert_ranks: int
 ) -> int:
-    """Return the bytes of the buffer on one rank.
+    """Return the bytes of the shared workspace on one rank.
 
     Args:
         shape: the model's numbers.
         version: vLLM's version.
         step_tokens: tokens of one step.
         longest_tokens: the longest request.
-        expert_ranks: ranks that share each expert; 1 where each expert is whole.
+        expert_ranks: the number of ranks that share each expert; 1 if no expert is split.
     """
     return max(
         _experts(shape, version, step_tokens, expert_ranks),
@@ -107,9 +104,7 @@ def workspace_bytes(
 
 
 def _experts(shape: ModelShape, version: Version, step_tokens: int, ranks: int) -> int:
-    """Return what the fused experts work in: a token's activations once for each expert it is sent
-    to.
-    """
+    """Return the workspace of the fused experts: one activation per token and chosen expert."""
     experts = shape.number("num_experts") or 0
     chosen = shape.number("num_experts_per_tok") or 0
     if experts <= 1 or not chosen:
@@ -125,12 +120,12 @@ def _experts(shape: ModelShape, version: Version, step_tokens: int, ranks: int) 
 
 
 def has_indexer(shape: ModelShape) -> bool:
-    """Whether attention is sparse: an indexer chooses the keys."""
+    """Return whether attention is sparse: an indexer chooses the keys."""
     return bool(shape.number("index_head_dim") and shape.number("index_topk"))
 
 
 def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
-    """Return what the indexer of a sparse attention gathers its keys in: those of so many longest
+    """Return the workspace of a sparse attention's indexer for the keys of several longest
     requests.
     """
     dim = shape.number("index_head_dim") or 0
@@ -150,10 +145,10 @@ def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
 
 
 def compressed(shape: ModelShape) -> int:
-    """Return how many tokens one key of the indexer stands for, in models whose layers compress.
+    """Return the number of tokens per indexer key in models whose layers compress.
 
-    Of the ratios only the least has an indexer; the layers of the others attend to all keys.
-    Source: vllm/models/deepseek_v4/attention.py of 0.25.
+    Only the smallest ratio has an indexer; the layers with other ratios attend to all keys. Source:
+    vllm/models/deepseek_v4/attention.py of 0.25.
     """
     ratios = shape.config.get("compress_ratios")
     if isinstance(ratios, list):
@@ -163,13 +158,13 @@ def compressed(shape: ModelShape) -> int:
     return min(found, default=1)
 
 
-# Which of vLLM's two model runners starts a model: they profile different things, and keep other
-# numbers of steps in flight.
+# vLLM's two model runners profile different things and have different numbers of steps in flight.
 
 
 def model_runner(version: Version, shape: ModelShape) -> int:
-    """Return 1 or 2, by the version's default: ``VLLM_USE_V2_MODEL_RUNNER`` of the engine's
-    environment is not known here.
+    """Return the version's default model runner, 1 or 2.
+
+    oomguard does not know the engine's ``VLLM_USE_V2_MODEL_RUNNER``.
     """
     if since("second_runner_since", version):
         return 2
@@ -192,28 +187,28 @@ def _is_dense(shape: ModelShape) -> bool:
     }
 
 
-# prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and
-# their log-softmax in fp32 (10 bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it
-# in the step: 2.98 GiB measured on the CPU, 2.93 by this); in the second so many tokens at once
-# (vllm/v1/worker/gpu/sample/prompt_logprob.py).
+# prompt_logprobs in the first model runner: logits, their fp32 copy if in half precision, and their
+# log-softmax in fp32. That is 10 bytes per logit in bf16 and 8 in fp32, plus 4 for an earlier
+# prompt of the step. Measured on the CPU: 2.98 GiB, by this formula 2.93. The second runner
+# processes a fixed number of tokens at once (vllm/v1/worker/gpu/sample/prompt_logprob.py).
 _FLOAT32_BYTES = 4
 _PROMPT_LOGPROBS_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationPeak:
-    """Bytes of the peak, and of each thing that it may come from.
+    """Report the bytes of the peak and of each candidate for it.
 
     Attributes:
         bytes: the peak.
-        sampler_bytes: of the sampler, as the start profiles it; 0 on a stage without it.
-        step_bytes: of the MLP in one step.
-        workspace_bytes: of the buffer that experts and sparse attention work in.
-        uncertainty_bytes: by how much the peak may be off, to either side.
-        sampling_bytes: of the sampler when all of it is first used. No start reserves what that
-            takes beyond the peak.
-        compile_bytes: the share of the peak that only a start has whose compile cache is empty.
-        pinned_bytes: what such a start may count beside the peak, of memory that it freed.
+        sampler_bytes: the sampler's peak in the start's profile; 0 on a stage without sampler.
+        step_bytes: the MLP's peak in one step.
+        workspace_bytes: the workspace of experts and sparse attention.
+        uncertainty_bytes: the uncertainty of the peak in both directions.
+        sampling_bytes: the sampler's peak at its first full use. No start reserves the part above
+            the profiled peak.
+        compile_bytes: the part of the peak that only a start with an empty compile cache has.
+        pinned_bytes: freed memory that such a start may count in addition to the peak.
     """
 
     bytes: int
@@ -240,22 +235,22 @@ def peak_activation(
     eager: bool = False,
     changed: Mapping[str, float] | None = None,
 ) -> ActivationPeak:
-    """Return the peak of one rank.
+    """Compute the activation peak of one rank.
 
     Args:
         shape: the model's numbers.
         version: vLLM's version.
-        rows: requests that the sampler is profiled with.
+        rows: requests in the sampler's profile.
         step_tokens: tokens of one step.
-        tensor_parallel_size: ranks that share each layer.
+        tensor_parallel_size: the number of ranks that share each layer.
         first_stage: whether the rank is on the first pipeline stage.
         last_stage: whether it is on the last one, which samples.
         longest_tokens: the longest request.
-        whole_experts: whether a rank has some experts whole (expert parallelism), not a share of
+        whole_experts: whether a rank has whole experts (expert parallelism) instead of a share of
             each.
-        eager: whether the engine compiles nothing (``enforce_eager``); versions that never do are
-            told by themselves.
-        changed: constants in place of those in the data file, for fitting them.
+        eager: whether the engine compiles nothing (``enforce_eager``). Versions that never compile
+            need no flag.
+        changed: constants that replace those in the data file, for fitting them; None for none.
     """
     row = constant("activations", version, runner=model_runner(version, shape)) | dict(
         changed or {}
@@ -287,7 +282,7 @@ def peak_activation(
     handed = constant("pipeline", version)["tensors"] * step_tokens * shape.hidden * element
     step += handed * ((not first_stage) + (not last_stage))
     if last_stage and not first_stage:
-        sampler += handed  # what the stage before hands on has a buffer that stays
+        sampler += handed  # the input from the previous stage has a persistent buffer
     workspace = workspace_bytes(
         shape,
         version,
@@ -315,10 +310,10 @@ def _is_compiled(version: Version, *, eager: bool) -> bool:
 
 
 def _hidden_states(version: Version, ranks: int, *, eager: bool) -> int:
-    """Return how many hidden states of a token are there at the peak.
+    """Return the number of hidden states per token at the peak.
 
-    A compiled step has two at once. An eager one has three while the last projection runs, the
-    residual, the layer's input and its output, and the all-reduce of several ranks makes another.
+    A compiled step has two at once. An eager step has three while the last projection runs: the
+    residual, the layer's input and its output. The all-reduce of several ranks adds another.
     """
     if _is_compiled(version, eager=eager):
         return 2
@@ -328,8 +323,9 @@ def _hidden_states(version: Version, ranks: int, *, eager: bool) -> int:
 
 
 def _mlp_elements(shape: ModelShape, version: Version, width: int, *, eager: bool) -> int:
-    """Return the elements that one token takes in the MLP: its two inputs and its product; Marlin's
-    kernels took room for their input.
+    """Return the elements per token in the MLP: its two inputs and its product.
+
+    In some versions Marlin's kernels also allocate their input.
     """
     repacked = (
         not _is_compiled(version, eager=eager)
@@ -340,7 +336,7 @@ def _mlp_elements(shape: ModelShape, version: Version, width: int, *, eager: boo
 
 
 def _mlp_width(shape: ModelShape) -> int:
-    """Return the width of the dense MLP; of the shared experts where no layer has a dense one."""
+    """Return the width of the dense MLP, or of the shared experts if no layer has a dense one."""
     experts = shape.number("num_experts") or 0
     if experts > 1:
         shared = shape.number("shared_expert_intermediate_size") or 0
@@ -361,8 +357,9 @@ def _attention(
     longest_tokens: int,
     ranks: int,
 ) -> int:
-    """Return the peak inside a layer of latent attention, which unfolds cached vectors to keys and
-    values; 0 for others.
+    """Return the peak in a latent attention layer, which expands vectors to keys and values.
+
+    Returns 0 for other layers.
     """
     if not shape.number("kv_lora_rank") or not since("latent_profile_since", version):
         return 0
@@ -378,22 +375,21 @@ def _attention(
 def prompt_logprobs_bytes(
     shape: ModelShape, version: Version, step_tokens: int, longest_tokens: int, device: str = "cuda"
 ) -> int:
-    """Return the bytes that log-probabilities of a prompt take on top of a step; a start neither
-    profiles nor reserves them.
+    """Return the additional bytes of prompt log-probabilities, which no start reserves.
 
     Args:
         shape: the model's numbers.
         version: vLLM's version.
         step_tokens: tokens of one step.
-        longest_tokens: tokens of the longest prompt: they are made prompt by prompt.
-        device: vLLM's backend; the CPU's has no Triton, without which it takes the first runner.
+        longest_tokens: tokens of the longest prompt, because the engine processes prompt by prompt.
+        device: vLLM's backend. The CPU has no Triton, so it uses the first runner.
     """
     if device != "cpu" and since("second_runner_since", version):
         return min(step_tokens, _PROMPT_LOGPROBS_CHUNK_TOKENS) * shape.vocab * shape.dtype_bytes
     tokens = min(step_tokens, longest_tokens)
     before = min(
         tokens, step_tokens - tokens
-    )  # of the prompt before, whose log-softmax lives until this one's is made
+    )  # the previous prompt's log-softmax lives until the next one is ready
     if shape.dtype_bytes < _FLOAT32_BYTES:
         copied = _FLOAT32_BYTES
     else:

@@ -1,9 +1,8 @@
-"""What one start of a model measured, kept in place of the priors for the same engine version, GPU
-and model.
+"""Store the measurements of one start and use them instead of the priors.
 
-A start's printed parts add up: requested = weights + activation peak + non-torch + CUDA graphs
-(where the version counts them) + KV cache. The correction is what they have beyond the model's own
-sum.
+A calibration applies to one engine version, GPU and model. A start's printed parts add up:
+requested = weights + activation peak + non-torch + CUDA graphs (if the version counts them) + KV
+cache. The correction is their difference to the model's own sum.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ from oomguard.estimate.start.non_torch import counts_graphs
 from oomguard.estimate.start.start import Correction, StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 
-# Whether a measured start was of one model, by its weights and by what its cache holds, and of one
-# engine alone.
+# Check that a measured start belongs to one model, by its weights and cache, and to one engine.
 
-# Totals and what is asked of them are printed with two decimals.
+# vLLM prints totals and requests with two decimals.
 _TOTAL_SLACK_BYTES: Final = 2e-2 * GIB
-# By how much counting may be off; another model's weights differ by more.
+# A computed size may be off by this much; another model's weights differ by more.
 _SAME_WEIGHTS_RATIO: Final = 0.1
-# By how much the tokens in a printed pool may be off; its size is printed with two decimals.
+# The tokens in a printed pool may be off by this much, because its size has two decimals.
 _SAME_TOKENS_RATIO: Final = 0.05
 
 
@@ -43,13 +41,14 @@ def refuse_other_start(start: EngineStart, own: VllmSettings, model: Model, name
 
     Args:
         start: the measured start.
-        own: the settings that it was made with.
-        model: the model, read with those.
-        name: what the start is called in messages, its log's name.
+        own: the settings of that start.
+        model: the model, read with those settings.
+        name: the start's name in messages, usually its log file.
     """
     if "speculative" in start.facts and start.facts["speculative"].value:
         raise SettingError(
-            f"{name} is of a start with a draft model", hint="give the log of a start without one"
+            f"{name} is a log of a start with a draft model",
+            hint="give the log of a start without one",
         )
     desired = number_of(start.facts, "desired_bytes")
     asked = own.gpu_total_bytes * own.gpu_memory_utilization
@@ -59,24 +58,25 @@ def refuse_other_start(start: EngineStart, own: VllmSettings, model: Model, name
         slack = 0.0
     if desired is not None and own.kv_cache_memory_bytes is None and abs(desired - asked) > slack:
         raise SettingError(
-            f"{name} is of several engines: {format_gib(desired)} were asked for, its settings "
-            f"ask for {format_gib(asked)}",
+            f"{name} shows several engines: {format_gib(desired)} requested, but its "
+            f"settings request {format_gib(asked)}",
             hint="give the log of one start",
         )
     printed = number_of(start.facts, "model_weights_bytes")
     weights = budget_start(model, replace(own, device_free_bytes=None)).weights_bytes
     if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
         raise SettingError(
-            f"{name} is of a model with {format_gib(printed)} of weights, this one has "
-            f"{format_gib(weights)}",
+            f"{name} was measured on a different model ({format_gib(printed)} of weights; "
+            f"this model: {format_gib(weights)})",
             hint="give the log of a start of this model",
         )
     _check_tokens(start, own, model, name)
 
 
 def _check_tokens(start: EngineStart, own: VllmSettings, model: Model, name: str) -> None:
-    """Raise SettingError where the printed pool would hold another number of this model's tokens:
-    models of one size differ in it.
+    """Raise SettingError if the printed pool does not match this model's tokens.
+
+    Models of the same size can differ in this number.
     """
     pool, tokens = (
         number_of(start.facts, fact)
@@ -90,22 +90,24 @@ def _check_tokens(start: EngineStart, own: VllmSettings, model: Model, name: str
     slack = start.facts["kv_cache_available_bytes"].slack / pool
     if abs(tokens - known.kv_cache_tokens) > (_SAME_TOKENS_RATIO + slack) * tokens:
         raise SettingError(
-            f"{name} is of a model of which {format_gib(pool)} hold {tokens:,.0f} tokens, of this "
-            f"one {known.kv_cache_tokens:,}",
-            hint="give the log of a start of this model, with the settings it was made with",
+            f"{name} was measured on a different model ({tokens:,.0f} tokens in "
+            f"{format_gib(pool)}; this model: {known.kv_cache_tokens:,})",
+            hint="give the log of a start of this model, with the settings of that start",
         )
 
 
 _SCHEMA: Final = 1
 _MAX_BYTES: Final = 16_000_000
-# Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device
-# up to this.
+# Engines print a device's total with two decimals, and a user may say 24 GiB for 23.6. Up to this
+# ratio it is the same device.
 _SAME_DEVICE_RATIO: Final = 0.05
 
 
 def measured_start(starts: tuple[EngineStart, ...]) -> EngineStart:
-    """Return the last start that printed what its KV cache got; raises InputError where
-    none did.
+    """Return the last start whose log shows the size of its KV cache.
+
+    Raises:
+        InputError: no start in the log does.
     """
     for start in reversed(starts):
         if "kv_cache_available_bytes" in start.facts and number_of(
@@ -113,29 +115,30 @@ def measured_start(starts: tuple[EngineStart, ...]) -> EngineStart:
         ):
             return start
     raise InputError(
-        "the log has no start of vLLM that says how large its device is and what its KV cache got",
+        "the log has no vLLM start with both the device's size and the size of its KV cache",
         hint="give the log of a start at logging level INFO, from its first line",
     )
 
 
 def settings_of_start(start: EngineStart) -> VllmSettings:
-    """Return the settings that a start was made with."""
+    """Return the settings of a measured start."""
     total = number_of(start.facts, "device_total_bytes") or 0
     return settings_of(start.settings, start.facts, start.framework_version, round(total))
 
 
 def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
-    """Return what a start measured beyond the model's sum, part by part; non-torch memory takes
-    what no printed part explains.
+    """Return the difference between a measured start and the model's sum, part by part.
+
+    Non-torch memory gets the remainder that no printed part explains.
 
     Args:
-        start: the start, with what its KV cache got.
-        model: the model it was of, read with the start's own settings.
-        source: what says so, for the assumptions of a budget.
+        start: the start, with the size of its KV cache.
+        model: its model, read with the start's own settings.
+        source: the origin, for the assumptions of a budget.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
-        SettingError: the start's settings cannot be budgeted.
+        SettingError: oomguard cannot estimate the start's settings.
     """
     settings = replace(settings_of_start(start), device_free_bytes=None)
     predicted = budget_start(model, settings)
@@ -174,11 +177,11 @@ def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
 
 
 def _graphs_within(start: EngineStart, predicted: StartBudget, shape: ModelShape) -> int:
-    """Return what the printed peak holds of CUDA graphs: the summary of weights and the rest counts
-    their estimate in it.
+    """Return the CUDA graphs' part of the printed peak.
 
-    Logs seldom print the estimate; what the graphs took in the end stands in for it.
-    Source: https://github.com/vllm-project/vllm/pull/57983.
+    The summary of weights and the rest includes the engine's estimate of the graphs. Logs rarely
+    print that estimate, so the final size of the graphs replaces it. Source:
+    https://github.com/vllm-project/vllm/pull/57983.
     """
     summed = "consumed_bytes" in start.facts and "non_torch_bytes" not in start.facts
     printed = number_of(start.facts, "cudagraph_bytes")
@@ -191,29 +194,29 @@ def _graphs_within(start: EngineStart, predicted: StartBudget, shape: ModelShape
 _USED: Final = ("kv_cache_available_bytes", "desired_bytes")
 
 
-def calibrated(
+def apply_calibration(
     start: EngineStart,
     name: str,
     settings: VllmSettings,
     kept: Calibrations,
     read: Callable[[str, str | None], Model],
 ) -> VllmSettings:
-    """Keep what a start of the model measured, and correct settings of the same kind by it.
+    """Store a start's measurement, and correct matching settings by it.
 
     Args:
         start: the measured start.
-        name: what it is called in messages, its log's name.
+        name: its name in messages, usually its log file.
         settings: the settings to correct.
-        kept: where the correction is kept.
+        kept: the store of corrections.
         read: reads the model with the start's own data type and quantization.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
-        InputError: the correction cannot be kept.
-        SettingError: the start was of another model, or its ranks, data types or version are not
-            those of ``settings``.
+        InputError: the correction cannot be stored.
+        SettingError: the start had another model, or other ranks, data types or version than
+            ``settings``.
     """
-    model, own, correction = keep_start(start, name, kept, read)
+    model, own, correction = store_start(start, name, kept, read)
     asked = _of(model, settings)
     measured = _of(model, own)
     if not _same(asked, measured):
@@ -223,23 +226,22 @@ def calibrated(
             if key != "gpu_total_bytes" and value != measured[key]
         ]
         raise SettingError(
-            f"{name} is kept, but says nothing of this plan: "
+            f"stored {name}, but it does not apply to this plan: "
             f"{', '.join(other) or 'the size of the GPU'} differs",
             hint="plan with the settings of that start",
         )
     return replace(settings, correction=correction)
 
 
-def keep_start(
+def store_start(
     start: EngineStart, name: str, kept: Calibrations, read: Callable[[str, str | None], Model]
 ) -> tuple[Model, VllmSettings, Correction]:
-    """Keep what a start of the model measured; return the model as that start read it, its
-    settings, and the correction.
+    """Store a start's measurement; return its model, its settings and the correction.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
-        InputError: the correction cannot be kept.
-        SettingError: the start was of another model.
+        InputError: the correction cannot be stored.
+        SettingError: the start had another model.
     """
     own = settings_of_start(start)
     model = read(own.dtype, own.quantization)
@@ -248,11 +250,11 @@ def keep_start(
     return model, own, correction
 
 
-def keep_measured(start: EngineStart, name: str, kept: Calibrations, session: str = "") -> bool:
-    """Keep what a start of a model in a local folder measured; return whether anything was kept.
+def store_measurement(start: EngineStart, name: str, kept: Calibrations, session: str = "") -> bool:
+    """Store the measurement of a model in a local folder; return whether it was stored.
 
-    Nothing is kept of a folder without safetensors files: its weights would have to be built, with
-    all that this imports.
+    A folder without safetensors files stores nothing: oomguard would have to build its weights,
+    which imports too much.
     """
     own = settings_of_start(start)
     folder = start.settings.get("model")
@@ -288,9 +290,7 @@ def keep_measured(start: EngineStart, name: str, kept: Calibrations, session: st
 def checked_correction(
     start: EngineStart, own: VllmSettings, model: Model, name: str
 ) -> Correction:
-    """Return the correction of a start of this model without a draft; raises SettingError for any
-    other start.
-    """
+    """Return the correction of a start; raises SettingError for another model or a draft."""
     refuse_other_start(start, own, model, name)
     if start.framework_version:
         version = f"vLLM {start.framework_version}"
@@ -300,7 +300,7 @@ def checked_correction(
 
 
 class Calibrations:
-    """Corrections by engine version, GPU and model, in a file of the user's state folder."""
+    """Store corrections by engine version, GPU and model in the user's state folder."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or state_file("calibrations.json")
@@ -312,35 +312,40 @@ class Calibrations:
         correction: Correction,
         learned: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep a correction in place of an earlier one; ``learned`` says in which session, of which
-        model by name.
+        """Store a correction and replace an earlier one.
 
-        Raises InputError where the file cannot be written.
+        Args:
+            model: the model.
+            settings: the start's settings.
+            correction: the correction.
+            learned: the session and the model's name if ``run`` learned it; None if a user gave it.
+
+        Raises:
+            InputError: the file cannot be written.
         """
         own = _of(model, settings)
         entries = [entry for entry in self.entries() if not _same(entry["of"], own)]
         self.write([*entries, {"of": own, "correction": asdict(correction), **(learned or {})}])
 
     def write(self, entries: list[dict[str, Any]]) -> None:
-        """Write these entries in place of all; raises InputError where the file cannot
-        be written.
-        """
+        """Replace all entries of the file; raises InputError if it cannot be written."""
         text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
         try:
             write_whole(self.path, text.encode(), folder_mode=OWN_FOLDER)
         except OSError as error:
             raise InputError(
-                f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder"
+                f"{self.path}: {error.strerror}", hint="set XDG_STATE_HOME to another folder"
             ) from None
 
     def find(self, model: Model, settings: VllmSettings) -> Correction | None:
-        """Return the correction kept for this model, engine version and GPU; None without one, or
-        without a readable file.
+        """Return the correction for this model, engine version and GPU.
+
+        Returns None if there is none, or the file is unreadable.
         """
         wanted = _of(model, settings)
         try:
             entries = self.entries()
-        except InputError:  # the priors stand in, and a budget names them as such
+        except InputError:  # the priors apply instead, and a budget lists them
             return None
         return next(
             (Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)),
@@ -348,8 +353,11 @@ class Calibrations:
         )
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return what the file holds, none without one; raises InputError or ConfigError where it
-        cannot be read.
+        """Return the file's entries, or nothing without a file.
+
+        Raises:
+            InputError: the file cannot be read.
+            ConfigError: the file has unexpected content.
         """
         try:
             found = json.loads(read_regular(self.path, _MAX_BYTES))
@@ -361,7 +369,7 @@ class Calibrations:
             ) from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"cannot be read: {error}",
+                f"the file cannot be read: {error}",
                 path=str(self.path),
                 hint="delete it, or plan with --no-calibration",
             ) from None
@@ -371,7 +379,7 @@ class Calibrations:
             entries = None
         if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
             raise ConfigError(
-                "not a file of calibrations",
+                "this is not a file of calibrations",
                 path=str(self.path),
                 hint="delete it, or plan with --no-calibration",
             )
@@ -379,8 +387,9 @@ class Calibrations:
 
 
 def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
-    """Return what a correction belongs to. A model is known by its configuration: its folder may
-    have another name tomorrow.
+    """Return the key of a correction.
+
+    The model's configuration identifies it, because its folder may get another name.
     """
     config = json.dumps(model.shape.outer, sort_keys=True, default=str)
     rare = {
@@ -424,28 +433,28 @@ def _is_entry(entry: object) -> bool:
     ):
         return False
     correction = entry["correction"]
-    return set(correction) == {field.name for field in fields(Correction)} and all(
-        isinstance(v, str if n == "source" else bool if n == "enforce_eager" else int)
-        for n, v in correction.items()
-    )
+    if set(correction) != {field.name for field in fields(Correction)}:
+        return False
+    types = {"source": str, "enforce_eager": bool}
+    return all(isinstance(value, types.get(name, int)) for name, value in correction.items())
 
 
-# Which calibrations ``oomguard run`` learned by itself, and dropping them; those that a user gave
-# (``plan --calibrate``) stay.
+# ``oomguard run`` can drop the calibrations that it learned itself. The user's own (``plan
+# --calibrate``) stay.
 
-# How the source of one ends that was learned before its session was kept beside it.
+# The end of a source from before sessions were stored with it.
 _BY_RUN: Final = "oomguard run on "
 
 
 def learned(
     kept: Calibrations, sessions: Collection[str] | None, model: str | None
 ) -> tuple[str, ...]:
-    """Return the calibrations of these sessions (None: of any) or of a model, a line each."""
+    """Describe the learned calibrations of some sessions (None: any) or of a model, a line each."""
     return tuple(map(_words, (entry for entry in kept.entries() if _is_of(entry, sessions, model))))
 
 
 def forget(kept: Calibrations, sessions: Collection[str] | None, model: str | None) -> None:
-    """Drop what ``learned`` returns; raises InputError where the file cannot be written."""
+    """Drop the calibrations that ``learned`` returns; raises InputError if writing fails."""
     entries = kept.entries()
     left = [entry for entry in entries if not _is_of(entry, sessions, model)]
     if len(left) < len(entries):

@@ -1,11 +1,9 @@
-"""What vLLM's compile cache on this machine says of the next start: whether it compiles, and so
-measures the larger peak.
+"""Predict from vLLM's compile cache whether the next start compiles and so has a larger peak.
 
-An entry is named by a hash of the engine's version, the settings, the traced code and the
-environment, which only vLLM itself can make. Beside the compiled code it keeps the graph as text,
-and there the embedding's table stands with its shape on a rank. So where no entry has that table on
-as many ranks, the next start compiles for certain; where one has it, it compiles only if something
-else changed.
+A hash of the engine's version, the settings, the traced code and the environment names an entry,
+and only vLLM can compute it. Each entry also has the graph as text, with the shape of the embedding
+on a rank. If no entry has that shape for as many ranks, the next start certainly compiles. If one
+has it, the start compiles only if something else changed.
 
 Layout: ``VllmBackend.__call__`` in vllm/compilation/backends.py of 0.17 to 0.33.
 """
@@ -24,8 +22,8 @@ _FOLDER: Final = "torch_compile_cache"
 _GRAPH: Final = "computation_graph.py"
 _VOCAB_PADDING_ROWS: Final = 64
 _MOST_ENTRIES: Final = 1_000
-# The table is an argument of the graph, among the first lines; those of the largest models have
-# some MiB.
+# The embedding is an argument of the graph, in its first lines. The largest models' arguments have
+# a few MiB.
 _MOST_BYTES: Final = 4 << 20
 
 
@@ -44,14 +42,15 @@ def has_entry(
     stages: int = 1,
     environ: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Return whether an entry may be of a model on so many ranks; False where the next start
-    compiles for certain.
+    """Return whether the cache may have an entry for this model and number of ranks.
+
+    False means that the next start certainly compiles.
 
     Args:
-        root: vLLM's cache folder; one that is not there has no entries.
+        root: vLLM's cache folder; a missing folder has no entries.
         shape: the model's numbers.
-        ranks: ranks that share the embedding's table.
-        stages: pipeline stages of so many ranks each.
+        ranks: the number of ranks that share the embedding.
+        stages: pipeline stages with that many ranks each.
         environ: the environment; ``VLLM_DISABLE_COMPILE_CACHE`` makes every start compile.
     """
     if environ.get("VLLM_DISABLE_COMPILE_CACHE", "0") not in {"", "0"}:
@@ -74,7 +73,7 @@ def _entries(root: Path) -> Iterator[Path]:
 
 
 def _holds(entry: Path, table: re.Pattern[bytes], ranks: int) -> bool:
-    """Whether an entry was made by so many ranks, and the graph of the first has the table."""
+    """Return whether an entry has that many ranks and its first graph has the embedding."""
     try:
         folders = sorted(path.name for path in entry.glob("rank_*_0"))
         if folders != sorted(f"rank_{rank}_0" for rank in range(ranks)):

@@ -1,12 +1,10 @@
-"""CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the
-bytes of each by measured starts.
+"""Estimate the CUDA graphs of a start: their number and bytes, from measured starts.
 
-Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are
-captured with it: those over links, and vLLM's own custom ones between two GPUs, take nothing. All
-share one pool, which the largest size makes: so many tokens of the hidden size. Experts take more
-once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA
-12.4's several times as much for all of it. graph_buffers.py has what a formula gives.
-constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
+Each graph takes a base and more per layer. NCCL's all-reduces without links add memory if they are
+captured; those over links, and vLLM's custom ones between two GPUs, do not. All graphs share one
+pool that the largest size determines: its tokens times the hidden size. Experts add memory once,
+quantized ones the most. Blackwell GPUs need less, drivers before CUDA 12.4 several times as much.
+constants.toml has the sizes by version with their sources, fitted.toml the fitted bytes.
 """
 
 from __future__ import annotations
@@ -30,26 +28,25 @@ from oomguard.estimate.start.defaults import (
 )
 from oomguard.estimate.start.start import VllmSettings
 
-# Whether vLLM's first engine makes a start: it compiles no step, and captures one graph for each
-# number of requests.
+# vLLM's first engine compiles no step and captures one graph per number of requests.
 #
-# For some versions both engines were there, and settings or the GPU decided. Source:
-# _is_v1_supported_oracle in vllm/engine/arg_utils.py of 0.8.2 to 0.10.2; what a plan does not know
-# of a start (load formats, a background thread) is left out.
+# Some versions contain both engines, and settings or the GPU decide. Source:
+# _is_v1_supported_oracle in vllm/engine/arg_utils.py of 0.8.2 to 0.10.2. A plan ignores the
+# conditions that it does not know (load formats, a background thread).
 
-# What the first engine's tables are read by where a version has both.
+# For a version with both engines, the first engine uses the tables of this version.
 LAST_OF_FIRST: Final = Version("0.7.3")
 
 
 def by_engine(settings: VllmSettings) -> Version:
-    """Return the version whose rules a start follows: its own, or the first engine's last one."""
+    """Return the version whose rules apply: the start's own, or the first engine's last one."""
     if is_first_engine(settings) and since("compiled_since", settings.version):
         return LAST_OF_FIRST
     return settings.version
 
 
 def is_first_engine(settings: VllmSettings) -> bool:
-    """Whether the first engine makes a start."""
+    """Return whether a start uses vLLM's first engine."""
     if not since("compiled_since", settings.version):
         return True
     row = next(iter(rows_of("first_engine", settings.version)), None)
@@ -60,39 +57,37 @@ def is_first_engine(settings: VllmSettings) -> bool:
     return old or stages or (settings.enable_lora and row.get("lora", False))
 
 
-# Tensors that a step of CUDA graphs works in and that a formula gives: they stay in the graphs'
-# pool, and once more in torch's own.
+# Some tensors of a captured step have a formula. They stay in the graphs' pool and once more in
+# torch's own pool.
 #
-# A size is run once before it is captured. What that run takes, torch's allocator keeps, so a
-# tensor of the captured step is there twice.
+# vLLM runs each size once before it captures it, and torch's allocator caches that run's memory.
 
 _LOGIT_BYTES: Final = 4
 _GATE_AND_UP: Final = 2
-# vLLM's own kernels for NVFP4 experts have room for the scales of so many tokens of each chosen
-# expert, one byte for 16 elements: VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE in vllm/envs.py,
-# scaled_fp4_experts_quant in vllm/_custom_ops.py, 0.11 to 0.27.
+# vLLM's own kernels for NVFP4 experts reserve scales for this many tokens per chosen expert, one
+# byte per 16 elements: VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE in vllm/envs.py, scaled_fp4_experts_quant
+# in vllm/_custom_ops.py, 0.11 to 0.27.
 _FP4_TOKENS: Final = 163_840
 _FP4_ELEMENTS_A_WORD: Final = 64
 _WORD_BYTES: Final = 4
 
 
 def graph_buffers_bytes(settings: VllmSettings, shape: ModelShape, decode_tokens: int) -> int:
-    """Return what the indexer's logits and dequantised weights take while graphs are captured.
+    """Return the bytes of the indexer's logits and dequantized weights during the capture.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
         shape: the model's numbers.
-        decode_tokens: tokens of the largest captured step that only decodes.
+        decode_tokens: tokens of the largest captured decode-only step.
     """
     return _indexer_logits(settings, shape, decode_tokens) + _dequantized(settings, shape)
 
 
 def _indexer_logits(settings: VllmSettings, shape: ModelShape, decode_tokens: int) -> int:
-    """Return the logits of a sparse attention's indexer, one for each key of the longest request
-    (fp8_paged_mqa_logits).
+    """Return the logits of a sparse attention's indexer, one per key of the longest request.
 
-    A step that does not only decode has the same dummy of them that is there while a start is
-    profiled (vllm/model_executor/layers/sparse_attn_indexer.py, 0.20 to 0.27).
+    Other steps use the same dummy logits as the profile of the start (fp8_paged_mqa_logits in
+    vllm/model_executor/layers/sparse_attn_indexer.py, 0.20 to 0.27).
     """
     if not has_indexer(shape):
         return 0
@@ -101,10 +96,10 @@ def _indexer_logits(settings: VllmSettings, shape: ModelShape, decode_tokens: in
 
 
 def _dequantized(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the largest projection of bitsandbytes' weights in half precision: the MLP's first
-    (bitsandbytes.matmul_4bit).
+    """Return the largest projection of bitsandbytes weights in half precision.
 
-    The second engine's own pool has had room for it in the starts that were measured.
+    It is the MLP's first (bitsandbytes.matmul_4bit). In measured starts the second engine's own
+    pool had space for it.
     """
     method = settings.quantization or (quantization_config(shape) or {}).get("quant_method")
     if method != "bitsandbytes":
@@ -118,8 +113,9 @@ def _dequantized(settings: VllmSettings, shape: ModelShape) -> int:
 
 
 def fp4_scales_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the scales of both inputs of NVFP4 experts with a gate on GPUs that vLLM's own kernels
-    run on: Blackwell without links.
+    """Return the scales of both inputs of gated NVFP4 experts.
+
+    They apply to GPUs with vLLM's own kernels: Blackwell without links.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -135,18 +131,16 @@ def fp4_scales_bytes(settings: VllmSettings, shape: ModelShape) -> int:
     return _FP4_TOKENS * chosen * words * _WORD_BYTES
 
 
-# Sizes go by one step up to here and by the version's own beyond.
+# Sizes increase by one step up to here, and by the version's own step beyond.
 _FINE_UNTIL: Final = 256
 _FINE_STEP: Final = 8
-# How an object on the command line leaves the sizes to the engine.
+# A JSON object on the command line uses this to leave the sizes to the engine.
 _LEFT_TO_ENGINE: Final = "null"
 
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The captured graphs of a start: how many, the bytes of all, by how much those may be off, and
-    the engine's own estimate.
-    """
+    """Report the captured graphs: number, bytes, uncertainty and the engine's own estimate."""
 
     count: int
     bytes: int
@@ -158,7 +152,7 @@ NO_GRAPHS: Final = Graphs(0, 0, 0)
 
 
 def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
-    """Count and weigh the graphs that a start captures.
+    """Estimate the number and bytes of the graphs that a start captures.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -181,7 +175,7 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
 
 
 def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
-    """Return how often each constant of fitted.toml counts in what a start's graphs take.
+    """Return the multiplier of each fitted constant in the bytes of a start's graphs.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -209,11 +203,11 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
 
 
 def graphs_ratio(settings: VllmSettings, blackwell_ratio: float) -> float:
-    """Return by how much graphs take more or less than those of other GPUs with a newer driver.
+    """Return the size of graphs relative to other GPUs with a newer driver.
 
     Args:
         settings: vLLM's settings.
-        blackwell_ratio: what those of Blackwell take of others', where its memory is its own.
+        blackwell_ratio: the ratio for Blackwell GPUs with their own memory.
     """
     ratio = driver_ratio(settings.driver_version)
     blackwell = architecture_of(settings) == "blackwell" and not settings.unified_memory
@@ -223,11 +217,12 @@ def graphs_ratio(settings: VllmSettings, blackwell_ratio: float) -> float:
 
 
 def driver_ratio(driver_version: str | None) -> float:
-    """Return by how much graphs take more with a driver than with one since CUDA 12.4, which one
-    that is not known is taken for.
+    """Return the size of graphs with a driver relative to a driver since CUDA 12.4.
+
+    An unknown driver counts as new.
 
     Raises:
-        SettingError: the driver's version is none.
+        SettingError: the text is not a version.
     """
     if driver_version is None:
         return 1.0
@@ -235,23 +230,23 @@ def driver_ratio(driver_version: str | None) -> float:
     major = driver_version.partition(".")[0]
     if not (major.isascii() and major.isdigit()):
         raise SettingError(
-            f"driver_version is {driver_version!r}, not a version", hint="for example 580.95.05"
+            f"driver_version must be a version, got {driver_version!r}",
+            hint="for example 580.95.05",
         )
     if int(major) < rule["before"]:
         return float(rule["graphs_ratio"])
     return 1.0
 
 
-def of_old_driver(settings: VllmSettings, graphs_bytes: int) -> str | None:
-    """Return the sentence on a start's graphs and an old driver: it has one, or may have one; None
-    where neither counts.
+def old_driver_note(settings: VllmSettings, graphs_bytes: int) -> str | None:
+    """Return a sentence about graphs and an old driver, or None if it does not matter.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
-        graphs_bytes: what the graphs are planned with.
+        graphs_bytes: the planned bytes of the graphs.
 
     Raises:
-        SettingError: the driver's version is none.
+        SettingError: the driver's version is not a version.
     """
     driver = settings.driver_version
     rule = tables()["old_driver"]
@@ -261,21 +256,19 @@ def of_old_driver(settings: VllmSettings, graphs_bytes: int) -> str | None:
     if driver is not None:
         if driver_ratio(driver) > 1:
             return (
-                f"CUDA graphs: driver {driver} takes {ratio} as much as one since {rule['before']}"
+                f"CUDA graphs: driver {driver} needs {ratio} as much as one since {rule['before']}"
             )
         return None
     if settings.version >= Version(rule["not_since"]):
         return None
     return (
-        f"CUDA graphs: of a driver since {rule['before']}; an older one takes {ratio} as much "
-        "(--driver-version)"
+        f"CUDA graphs: assumed a driver since {rule['before']}; an older one needs "
+        f"{ratio} as much (--driver-version)"
     )
 
 
 def captured_graphs(settings: VllmSettings) -> int:
-    """Return how many graphs a start captures: one for each size, and where the version has both
-    modes another for each decode size.
-    """
+    """Return the number of graphs: one per size, plus one per decode size with both modes."""
     rule = constant("captured_sizes", by_engine(settings))
     rows = settings.max_num_seqs or 1
     sizes = captured_sizes_of(settings)
@@ -290,14 +283,15 @@ def captured_graphs(settings: VllmSettings) -> int:
 
 
 def largest_decode_step(settings: VllmSettings) -> int:
-    """Return the tokens of the largest captured step that only decodes."""
+    """Return the tokens of the largest captured decode-only step."""
     most = (settings.max_num_seqs or 1) * _request_tokens(settings)
     return max((size for size in captured_sizes_of(settings) if size <= most), default=0)
 
 
 def captured_sizes_of(settings: VllmSettings) -> set[int]:
-    """Return the sizes that are captured: those that a step can have, in versions that draft whole
-    requests' tokens.
+    """Return the captured sizes.
+
+    Versions that draft whole requests' tokens capture only sizes that a step can have.
     """
     version = by_engine(settings)
     rule = constant("captured_sizes", by_engine(settings))
@@ -314,9 +308,7 @@ def captured_sizes_of(settings: VllmSettings) -> set[int]:
 
 
 def _request_tokens(settings: VllmSettings) -> int:
-    """Return the tokens of one request in a step that only decodes: those that are drafted, and
-    one.
-    """
+    """Return the tokens per request in a decode-only step: the drafted ones plus one."""
     drafts = read_speculation(settings.speculative_config)
     if drafts is None:
         return 1
@@ -324,9 +316,7 @@ def _request_tokens(settings: VllmSettings) -> int:
 
 
 def _sizes(settings: VllmSettings, rule: dict[str, Any], rows: int) -> set[int]:
-    """Return the sizes that are given, else those of the version's rule up to the largest that is
-    given or its own.
-    """
+    """Return the given sizes, or the version's sizes up to the given or default maximum."""
     given = settings.cudagraph_capture_sizes
     if given is not None and given != _LEFT_TO_ENGINE:
         return given_sizes(given)
@@ -344,21 +334,22 @@ def _sizes(settings: VllmSettings, rule: dict[str, Any], rows: int) -> set[int]:
 
 
 def given_sizes(text: str) -> set[int]:
-    """Return the sizes in ``cudagraph_capture_sizes``, words of the command line or a list of JSON.
+    """Parse ``cudagraph_capture_sizes``: words of the command line or a JSON list.
 
     Raises:
-        SettingError: there are none, or one is no count.
+        SettingError: there are none, or one is not a count.
     """
     words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     if not words or not all(word.isascii() and word.isdigit() and int(word) for word in words):
-        raise SettingError(f"cudagraph_capture_sizes is {text!r}", hint="for example 1 2 4 8")
+        raise SettingError(
+            f"cudagraph_capture_sizes must be a list of counts, got {text!r}",
+            hint="for example 1 2 4 8",
+        )
     return {int(word) for word in words}
 
 
 def captured_sizes(most_tokens: int, coarse_step_tokens: int) -> set[int]:
-    """Return the batch sizes that are captured: 1, 2, 4, each multiple of 8 below 256, then by the
-    coarser step.
-    """
+    """Return the captured batch sizes: 1, 2, 4, multiples of 8 below 256, then coarser steps."""
     fine = range(_FINE_STEP, _FINE_UNTIL, _FINE_STEP)
     coarse = range(_FINE_UNTIL, most_tokens + 1, coarse_step_tokens)
     return {size for size in (1, 2, 4, *fine, *coarse) if size <= most_tokens}

@@ -1,6 +1,4 @@
-"""What vLLM fills in where the user named nothing: rows and tokens by the device, the length by the
-model.
-"""
+"""Fill in vLLM's defaults: rows and tokens by the device, the length by the model."""
 
 from __future__ import annotations
 
@@ -16,22 +14,19 @@ from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.start import VllmSettings
 from oomguard.probe.host import has_matrix_tiles
 
-# The GPU of a start among those that are known: its architecture and its links decide what an
-# engine pads and keeps.
+# A known GPU's architecture and links decide padding and buffers in the engine.
 
-# Boards of one name differ by that much in what the driver gives: ECC, firmware.
+# Boards of one name report sizes that differ by this much (ECC, firmware).
 _SAME_SIZE_RATIO: Final = 0.005
-# The most ranks between which vLLM makes a custom all-reduce without links:
+# vLLM makes a custom all-reduce without links between at most this many ranks:
 # vllm/distributed/device_communicators/custom_all_reduce.py.
 UNLINKED_RANKS: Final = 2
-# As NVIDIA names its cards for workstations and servers.
+# NVIDIA's names for its workstation and server cards.
 _ARCHITECTURE: Final = re.compile(r"(?i)\b(blackwell|hopper|ada|ampere|turing)\b")
 
 
 def known_gpu(settings: VllmSettings) -> dict[str, Any] | None:
-    """Return the row of a start's GPU: by its name, else by its size; None for one that is not
-    known.
-    """
+    """Return the row of a start's GPU, by name or else by size; None for an unknown GPU."""
     if settings.gpu_name:
         name = plain_name(settings.gpu_name)
         named = [row for row in gpus() if plain_name(row["name"]) in name]
@@ -46,9 +41,7 @@ def known_gpu(settings: VllmSettings) -> dict[str, Any] | None:
 
 
 def has_nvlink(settings: VllmSettings) -> bool:
-    """Whether the GPUs of a start talk over links of their own; of one that is not known its size
-    decides.
-    """
+    """Return whether the GPUs of a start have direct links; an unknown GPU's size decides."""
     row = known_gpu(settings)
     if row is not None:
         return bool(row.get("nvlink", False))
@@ -56,23 +49,25 @@ def has_nvlink(settings: VllmSettings) -> bool:
 
 
 def architecture_of(settings: VllmSettings) -> str | None:
-    """Return the architecture of a start's GPU: a known one's, else that which its name says; None
-    where neither tells.
+    """Return the architecture of a start's GPU.
+
+    A known GPU's row has it, or its name contains it. Returns None otherwise.
     """
     row = known_gpu(settings)
     name = settings.gpu_name or ""
-    said = _ARCHITECTURE.search(name)
+    match = _ARCHITECTURE.search(name)
     named = row is not None and plain_name(row["name"]) in plain_name(name)
-    if said is not None and not named:
-        return said[1].lower()
+    if match is not None and not named:
+        return match[1].lower()
     if row is None:
         return None
     return str(row["architecture"])
 
 
 def has_custom_allreduce(settings: VllmSettings) -> bool:
-    """Whether the ranks' all-reduces in CUDA graphs are vLLM's own, which needs links, or two GPUs
-    that read each other's memory.
+    """Return whether CUDA graphs capture vLLM's own all-reduce.
+
+    It needs links, or two GPUs that read each other's memory.
     """
     ranks = settings.tensor_parallel_size
     if ranks == 1 or settings.disable_custom_all_reduce:
@@ -82,8 +77,9 @@ def has_custom_allreduce(settings: VllmSettings) -> bool:
 
 
 def fused_allreduce_bytes(settings: VllmSettings) -> int:
-    """Return what the fused all-reduce's buffers take on each rank, 0 where the version or the GPU
-    has none.
+    """Return the bytes of the fused all-reduce's buffers on each rank.
+
+    Returns 0 if the version or the GPU has none.
     """
     ranks, architecture = settings.tensor_parallel_size, architecture_of(settings)
     alone = (
@@ -105,19 +101,20 @@ def fused_allreduce_bytes(settings: VllmSettings) -> int:
 
 
 def is_hopper_or_later(settings: VllmSettings) -> bool:
-    """Whether the GPU is one of Hopper, or of Blackwell with links: their libraries take more."""
+    """Return whether the GPU is Hopper or linked Blackwell, whose libraries need more memory."""
     architecture = architecture_of(settings)
     return architecture == "hopper" or (architecture == "blackwell" and has_nvlink(settings))
 
 
 def is_rocm(settings: VllmSettings) -> bool:
-    """Whether the GPU of a start is one of AMD's that are known."""
+    """Return whether a start uses a known AMD GPU."""
     return architecture_of(settings) in tables()["defaults"]["rocm_architectures"]
 
 
 def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
-    """Return by which factor MXFP4 experts grow in the engine, whose kernels want multiples of the
-    hidden size and the width.
+    """Return the growth factor of MXFP4 experts in the engine.
+
+    Its kernels need multiples of the hidden size and the width.
 
     Args:
         settings: vLLM's settings.
@@ -131,8 +128,9 @@ def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
 
 
 def nvfp4_padding(settings: VllmSettings, width: int) -> float:
-    """Return by which factor NVFP4 experts without a gate grow in the engine: a GPU that is not
-    known counts as one that computes in it.
+    """Return the growth factor of NVFP4 experts without a gate in the engine.
+
+    oomguard assumes that an unknown GPU computes in NVFP4.
     """
     architecture = architecture_of(settings)
     rule = tables()["nvfp4_padding"][0]
@@ -146,14 +144,14 @@ def _multiple(value: int, of: int) -> int:
     return -(-value // of) * of
 
 
-# Settings that vLLM refuses before it looks at memory: ranks that do not divide, lengths and blocks
-# that the model cannot have.
+# vLLM rejects some settings before it looks at memory: indivisible ranks, and impossible lengths or
+# block sizes.
 
 
 def refuse_impossible(settings: VllmSettings, shape: ModelShape) -> None:
-    """Raise SettingError for what the engine refuses; ``settings`` have all defaults filled in."""
+    """Raise SettingError for settings that the engine rejects; all defaults must be filled in."""
     if settings.gpu_total_bytes <= 0:
-        raise SettingError("a GPU of 0 bytes holds nothing", hint="--gpu-memory 24GiB")
+        raise SettingError("a GPU needs more than 0 bytes", hint="--gpu-memory 24GiB")
     _check_ranks(settings, shape)
     tokens = settings.max_num_batched_tokens or 0
     rows = settings.max_num_seqs or 0
@@ -167,14 +165,14 @@ def refuse_impossible(settings: VllmSettings, shape: ModelShape) -> None:
         and since("block_multiple_since", settings.version)
     ):
         raise SettingError(
-            f"block_size is {settings.block_size}",
-            hint=f"attention takes multiples of {multiple} tokens",
+            f"block_size {settings.block_size} is invalid",
+            hint=f"attention needs multiples of {multiple} tokens",
         )
     if shape.max_positions is not None and length > max(
         shape.max_positions, shape.default_length or 0
     ):
         raise SettingError(
-            f"max_model_len is {length}, the model is for {shape.max_positions}",
+            f"max_model_len is {length}, but the model supports {shape.max_positions}",
             hint="vLLM refuses it unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set",
         )
 
@@ -184,7 +182,7 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
     stages = settings.pipeline_parallel_size
     if stages > shape.layers:
         raise SettingError(
-            f"pipeline_parallel_size is {stages}, the model has {shape.layers} layers"
+            f"pipeline_parallel_size is {stages}, but the model has {shape.layers} layers"
         )
     _check_context_ranks(settings, shape)
     attends = "num_attention_heads" in shape.config or shape.heads > 1
@@ -201,8 +199,9 @@ def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
 
 
 def _check_context_ranks(settings: VllmSettings, shape: ModelShape) -> None:
-    """Raise SettingError for ranks that cannot share a request's tokens (config/parallel.py and
-    config/model.py, 0.20 to 0.32).
+    """Raise SettingError for ranks that cannot share a request's tokens.
+
+    Sources: config/parallel.py and config/model.py, 0.20 to 0.32.
     """
     context = settings.decode_context_parallel_size
     ranks = settings.tensor_parallel_size
@@ -210,25 +209,23 @@ def _check_context_ranks(settings: VllmSettings, shape: ModelShape) -> None:
         raise SettingError(
             f"decode_context_parallel_size is {context}, which does not divide "
             f"tensor_parallel_size {ranks}",
-            hint=(
-                "it takes no GPUs of its own: it splits the ranks that hold the same key-value "
-                "heads"
-            ),
+            hint=("it does not add GPUs: it splits the ranks that store the same key-value heads"),
         )
     if context > 1 and not keeps_latent(shape):
         most = ranks // shape.kv_heads
         queries = shape.heads // shape.kv_heads
         if context > most or queries % context:
             raise SettingError(
-                f"decode_context_parallel_size is {context}: {most} of {ranks} ranks hold the "
-                f"same key-value heads of {shape.kv_heads}",
-                hint=f"at most {most}, and a divisor of the {queries} queries of each",
+                f"decode_context_parallel_size is {context}, but only {most} of {ranks} "
+                f"ranks store the same key-value heads of {shape.kv_heads}",
+                hint=f"use at most {most}, and a divisor of the {queries} queries per head",
             )
 
 
 def has_latent_blocks(settings: VllmSettings, shape: ModelShape) -> bool:
-    """Return whether a CPU's kernel takes a latent cache in blocks of its own size: on AMX it does
-    not (vllm/platforms/cpu.py).
+    """Return whether a CPU kernel stores a latent cache in blocks of its own size.
+
+    It does not on AMX (vllm/platforms/cpu.py).
     """
     return keeps_latent(shape) and not (
         since("latent_tiles_since", settings.version) and has_matrix_tiles()
@@ -236,9 +233,7 @@ def has_latent_blocks(settings: VllmSettings, shape: ModelShape) -> bool:
 
 
 def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the tokens of which a block of the KV cache holds a whole multiple, by backend and
-    attention.
-    """
+    """Return the tokens that a KV cache block must be a multiple of, by backend and attention."""
     if settings.device == "cuda":
         name = "cuda_block_multiple_tokens"
     elif has_latent_blocks(settings, shape):
@@ -249,7 +244,7 @@ def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:
 
 
 def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str]) -> VllmSettings:
-    """Return the settings as the engine would fill them in; add a line to ``assumed`` for each."""
+    """Return the settings with the engine's defaults; add a line to ``assumed`` for each."""
     on_cpu = settings.device == "cpu"
     version = str(settings.version)
     if on_cpu:
@@ -272,7 +267,7 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
         )
         assumed.append(f"max_model_len {changes['max_model_len']}: the model's own")
     filled = replace(settings, **changes)
-    # Only what the user left alone is fitted to the other (vllm/engine/arg_utils.py, 0.32).
+    # vLLM adapts only the default value to the user's (vllm/engine/arg_utils.py, 0.32).
     if "max_num_batched_tokens" in changes:
         most = (filled.max_num_seqs or 1) * (filled.max_model_len or 1)
         filled = replace(
@@ -286,11 +281,10 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
 
 
 def most_default_rows(given: VllmSettings, filled: VllmSettings) -> int:
-    """Return the requests that may run: those given, else the most that vLLM fills in on a device
-    of this kind.
+    """Return the maximum of running requests: the given one, or vLLM's largest default.
 
-    On the CPU backend ``LLM`` takes twice the rows of a server, and a log does not say which of the
-    two it was.
+    On the CPU backend ``LLM`` uses twice the rows of a server, and a log does not show which one
+    ran.
     """
     rows = filled.max_num_seqs or 1
     on_cpu = given.device == "cpu" and given.max_num_seqs is None

@@ -1,8 +1,7 @@
-"""What the encoder of images or audio takes while vLLM profiles it: as many images as a step's
-tokens allow, all at once.
+"""Compute the memory of an image or audio encoder while vLLM profiles it.
 
-How many items, of how many tokens: vllm/multimodal/encoder_budget.py, or audios for Whisper. Other
-audio and video are not counted. encoder_peak.py has what each of their patches takes.
+vLLM profiles as many images at once as a step's tokens allow: vllm/multimodal/encoder_budget.py.
+For Whisper it profiles audio. The estimate excludes other audio and video.
 """
 
 from __future__ import annotations
@@ -22,41 +21,39 @@ from oomguard.estimate.model.shape import is_count
 from oomguard.estimate.model.vision_encoder import Encoder, largest_pixels
 from oomguard.estimate.start.start import VllmSettings
 
-# What each patch takes at the peak of an encoder that vLLM profiles: in its MLP, or in attention
-# where that makes more.
+# The elements per patch at an encoder's peak: in its MLP, or in attention if that is larger.
 #
-# The MLP: ``4.6 * W + k * I`` elements a patch, with W the encoder's width, I its MLP's and k the
-# tensors of that width that live at once. Counted by running vLLM 0.32's own encoders of CLIP
-# (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers. Attention, and what came
-# with single versions, were counted in the sources that constants.toml names. Rotary encoders take
-# more tensors of that width in some versions, for which no reading of the sources gives a reason:
-# fitted.toml has how many, by published starts.
+# The MLP has ``4.6 * W + k * I`` elements per patch. W is the encoder's width, I its MLP's, and k
+# the number of live tensors of that width. Measured with vLLM 0.32's encoders of CLIP (4.85),
+# SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers. Attention and single versions come
+# from the sources in constants.toml. In some versions rotary encoders have more such tensors, for a
+# reason that the sources do not show; fitted.toml has their number from published starts.
 
 _ELEMENTS_OF_WIDTH: Final = 4.6
-# What a block holds all the while: its input, and that normed.
+# A block always holds its input and the normalized input.
 _HELD_WIDTHS: Final = 2
-# Queries, keys and values; of one of them a copy in float32, its square or product, and two in half
+# Queries, keys and values; for one of them a float32 copy, its square or product, and two in half
 # precision (RMSNorm.forward_native in vllm/model_executor/layers/layernorm.py, 0.6.6).
 _NORMED_WIDTHS: Final = 9
-# Queries, keys and values, each of them apart, queries and keys joined; of those in float32 a copy,
-# its product with the cosines, its turned halves and their product with the sines
+# Queries, keys and values, each separately, and queries and keys concatenated. In float32 a copy,
+# its product with the cosines, its rotated halves and their product with the sines
 # (DotsVisionAttention in vllm/model_executor/models/dots_ocr.py, 0.12).
 _TORCH_WIDTHS: Final = 3 + 3 + 2 + 4 * 4
-# Until the first engine went pixels came in float32, with a copy in half precision.
+# The first engine passed pixels in float32, with a copy in half precision.
 _PIXEL_COPIES: Final = 3
-# Of tiles: the outputs that are kept, once more when they are stacked; the embeddings of the
-# patches and the first transformer's output, which variables hold to the end; the second one's
-# input, its block's residual and that normed.
+# For tiles: the stored outputs and their stack; the embeddings of the patches and the first
+# transformer's output, which variables hold to the end; the second one's input, its block's
+# residual and the normalized input.
 _STACKED = 2
 _BLOCK_WIDTHS = 5
 _ROUND_PATCHES: Final = 8
 
 
 def peak_elements(encoder: Encoder, settings: VllmSettings) -> float:
-    """Return the elements that one patch takes at the peak of one rank.
+    """Return the elements per patch at the peak of one rank.
 
     Args:
-        encoder: the encoder by the model's configuration.
+        encoder: the encoder from the model's configuration.
         settings: vLLM's settings with all defaults filled in.
     """
     rule = constant("encoder_profile", settings.version)
@@ -70,9 +67,7 @@ def peak_elements(encoder: Encoder, settings: VllmSettings) -> float:
 
 
 def _attention(encoder: Encoder, settings: VllmSettings, rule: dict[str, Any]) -> float:
-    """Return what attention makes of a patch on one rank; 0 for the encoders whose attention makes
-    less than their MLP.
-    """
+    """Return attention's elements per patch on one rank, or 0 if the MLP needs more."""
     ranks = settings.tensor_parallel_size
     width = encoder.width
     if encoder.heads and encoder.heads % ranks == 0:
@@ -98,9 +93,9 @@ def _attention(encoder: Encoder, settings: VllmSettings, rule: dict[str, Any]) -
 def tiles_peak_bytes(
     encoder: Encoder, items: int, settings: VllmSettings, element_bytes: int
 ) -> int:
-    """Return the peak of images in tiles: the mask between all patches of an image, and what its
-    inner layers keep.
+    """Return the peak of images in tiles.
 
+    It includes the mask between all patches of an image and the stored outputs of inner layers.
     Source: MllamaVisionModel.forward in vllm/model_executor/models/mllama.py, 0.7.
     """
     patches = encoder.tokens_per_item // encoder.tiles
@@ -113,30 +108,31 @@ def tiles_peak_bytes(
     return items * each * element_bytes
 
 
-# An encoder under ``mm_processor_kwargs``: how large the user lets the processor make an image, or
-# into how many tiles it is cut.
+# ``mm_processor_kwargs`` limits the size of an image or its number of tiles.
 #
 # Source: get_image_size_with_most_features of vllm/model_executor/models/qwen2_vl.py
 # (``max_pixels``, else ``size``), get_max_image_tokens of internvl.py (``max_dynamic_patch``).
-# Other arguments, those of videos among them, are not counted.
+# oomguard ignores other arguments, including those of videos.
 
-_OF_IMAGES: Final = "images_kwargs"  # the processors of transformers take them under this name too
+_OF_IMAGES: Final = "images_kwargs"  # transformers' processors also use this name
 
 
 def encoder_of(model: Model, settings: VllmSettings) -> Encoder | None:
-    """Return a model's encoder as a start has its images prepared, None without one; raises
-    SettingError as ``processed`` does.
+    """Return a model's encoder under a start's image settings, or None without encoder.
+
+    Raises:
+        SettingError: ``mm_processor_kwargs`` is not a JSON object.
     """
     if model.encoder is None:
         return None
-    return processed(model.encoder, settings.mm_processor_kwargs)
+    return apply_processor_settings(model.encoder, settings.mm_processor_kwargs)
 
 
-def processed(encoder: Encoder, given: str | None) -> Encoder:
-    """Return an encoder whose largest image is the one that these arguments permit.
+def apply_processor_settings(encoder: Encoder, given: str | None) -> Encoder:
+    """Return an encoder with the largest image that these arguments permit.
 
     Raises:
-        SettingError: they are no JSON object.
+        SettingError: they are not a JSON object.
     """
     arguments = _read(given)
     pixels = largest_pixels(arguments)
@@ -145,7 +141,7 @@ def processed(encoder: Encoder, given: str | None) -> Encoder:
     if pixels and encoder.pixels_per_token:
         tokens = pixels // encoder.pixels_per_token
     elif is_count(tiles) and tiles > 0 and encoder.tokens_per_tile:
-        tokens = (1 + tiles) * encoder.tokens_per_tile  # the whole image is one more
+        tokens = (1 + tiles) * encoder.tokens_per_tile  # plus the whole image
     return replace(encoder, tokens_per_item=max(1, tokens))
 
 
@@ -158,7 +154,8 @@ def _read(given: str | None) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise SettingError(
-            f"mm_processor_kwargs is {given!r}", hint='for example {"max_pixels": 1003520}'
+            f"mm_processor_kwargs must be a JSON object, got {given!r}",
+            hint='for example {"max_pixels": 1003520}',
         )
     nested = found.get(_OF_IMAGES)
     if isinstance(nested, dict):
@@ -167,18 +164,17 @@ def _read(given: str | None) -> Mapping[str, Any]:
 
 
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
-_MOST_PER_PROMPT: Final = 999  # vLLM's own where the user names none
-_UNCERTAINTY_RATIO: Final = 0.2  # six printed peaks lay within 0.11, most of the others within this
-_FRAMES_OF_AN_IMAGE: Final = 2  # a patch is one of so many frames (temporal_patch_size)
+_MOST_PER_PROMPT: Final = 999  # vLLM's own default
+_UNCERTAINTY_RATIO: Final = 0.2  # six printed peaks were within 0.11, most others within this
+_FRAMES_OF_AN_IMAGE: Final = 2  # the frames per patch (temporal_patch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderProfile:
-    """How many items are profiled at once, bytes at the encoder's peak, and of its outputs, which
-    stay for the language model's.
+    """Report the number of profiled items and the bytes of the encoder's peak and outputs.
 
-    ``mlp_tensor_bytes`` is one tensor of its MLP's width for all patches, of an encoder with rotary
-    attention; ``modality`` is what they are.
+    The outputs stay allocated for the language model. ``mlp_tensor_bytes`` is one tensor of the
+    MLP's width for all patches of a rotary encoder. ``modality`` is the kind of item.
     """
 
     items: int
@@ -189,7 +185,7 @@ class EncoderProfile:
     modality: str = "image"
 
     def __str__(self) -> str:
-        """Return the sentence that a budget lists among its assumptions."""
+        """Return the sentence for a budget's assumptions."""
         items = (
             f"{self.modality}s: profiled with {self.items} of {self.tokens_per_item} tokens each"
         )
@@ -197,8 +193,9 @@ class EncoderProfile:
 
     @property
     def uncertainty_bytes(self) -> int:
-        """Bytes to either side of the peak: kernels differ by platform, and encoders by more than
-        their widths.
+        """Return the uncertainty of the peak in both directions.
+
+        Kernels differ by platform, and encoders in more than their widths.
         """
         return round(_UNCERTAINTY_RATIO * self.peak_bytes)
 
@@ -206,16 +203,15 @@ class EncoderProfile:
 def profile_encoder(
     encoder: Encoder, settings: VllmSettings, element_bytes: int
 ) -> EncoderProfile | None:
-    """Profile an encoder on one rank; return None where prompts may have nothing for it.
+    """Estimate the profile of an encoder on one rank; None if prompts may not have any item.
 
     Args:
-        encoder: the encoder by the model's configuration, as ``encoder_of`` gives it for these
-            settings.
+        encoder: the encoder, as ``encoder_of`` returns it for these settings.
         settings: vLLM's settings with all defaults filled in.
-        element_bytes: bytes of an element of the activations.
+        element_bytes: bytes per element of the activations.
 
     Raises:
-        SettingError: ``limit_mm_per_prompt`` is not a limit that vLLM takes.
+        SettingError: vLLM would reject ``limit_mm_per_prompt``.
     """
     per_prompt = items_per_prompt(settings.limit_mm_per_prompt, encoder)
     if per_prompt == 0:
@@ -254,9 +250,7 @@ def profile_encoder(
 def _with_videos(
     encoder: Encoder, rule: Mapping[str, Any], settings: VllmSettings
 ) -> tuple[Encoder, int]:
-    """Return an encoder whose largest item is a video where one is larger than any image, with the
-    tokens that it counts for.
-    """
+    """Return an encoder whose largest item may be a video, and the tokens of that item."""
     if encoder.framed_videos:
         each = encoder.tokens_per_item
         room = (settings.max_model_len or 0) // each - rule.get("images_beside_video", 0)
@@ -276,15 +270,17 @@ def _with_videos(
 
 
 def profiles_seats(version: Version) -> bool:
-    """Whether the version's engine profiles requests with all their images, as the first one did
-    (vllm/worker/model_runner.py, 0.7).
+    """Return whether the version profiles requests with all their images.
+
+    The first engine did (vllm/worker/model_runner.py, 0.7).
     """
     return not since("encoder_keeps_seats_until", version)
 
 
 def profiled_seats(encoder: Encoder, settings: VllmSettings) -> int:
-    """Return how many requests that engine profiles: as many as have their images' tokens in a
-    step, one at least.
+    """Return the number of requests that the first engine profiles.
+
+    All their images' tokens must fit in a step; it profiles at least one request.
     """
     if encoder.tiles:
         return settings.max_num_seqs or 1
@@ -303,8 +299,9 @@ def _of_first_engine(limits: str | None, encoder: Encoder) -> int:
 def _profile(
     encoder: Encoder, settings: VllmSettings, items: int, element_bytes: int, kept_tokens: int = 0
 ) -> EncoderProfile:
-    """Profile so many items; the outputs of each are kept as large as ``kept_tokens`` where those
-    are more than its own.
+    """Compute the profile of a number of items.
+
+    The outputs of each have ``kept_tokens`` if that is more than the item's own.
     """
     each = encoder.tokens_per_item
     outputs = items * max(each, kept_tokens) * encoder.output_width * element_bytes
@@ -323,11 +320,11 @@ def _profile(
 
 
 def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:
-    """Return what a step must hold whole: the longest audio and the longest request where a decoder
-    attends across, else 0.
+    """Return the tokens that a step must not split, or 0.
 
-    Source: vllm/config/scheduler.py, which takes chunks from encoder-decoder models, and
-        vllm/v1/core/encoder_cache_manager.py (0.32).
+    With cross-attention these are the longest audio and the longest request. Source:
+    vllm/config/scheduler.py, which disables chunks for encoder-decoder models, and
+    vllm/v1/core/encoder_cache_manager.py (0.32).
     """
     if encoder is None or encoder.in_prompt:
         return 0
@@ -335,8 +332,10 @@ def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:
 
 
 def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
-    """Return the most images, videos or audios of a prompt under ``limit_mm_per_prompt``; raises
-    SettingError for a bad limit.
+    """Return the most images, videos or audios of a prompt under ``limit_mm_per_prompt``.
+
+    Raises:
+        SettingError: the limit is invalid.
     """
     counts = _counts(limits)
     if encoder.takes_video:
@@ -350,7 +349,7 @@ def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
 
 
 def _counts(limits: str | None) -> dict[str, int]:
-    """Return the counts that a limit names, of each kind of item."""
+    """Return the counts in a limit by kind of item."""
     if limits is None:
         return {}
     try:
@@ -361,15 +360,16 @@ def _counts(limits: str | None) -> dict[str, int]:
         counts = {name: int(_limit(value)) for name, value in given.items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise SettingError(
-            f"limit_mm_per_prompt is {limits!r}", hint='for example {"image": 1, "video": 0}'
+            f"limit_mm_per_prompt must map kinds to counts, got {limits!r}",
+            hint='for example {"image": 1, "video": 0}',
         ) from None
     if any(value < 0 for value in counts.values()):
-        raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
+        raise SettingError(f"limit_mm_per_prompt has a count below 0: {limits!r}")
     return counts
 
 
 def _limit(value: Any) -> Any:
-    """Return a count, also from the newer form that has sizes beside it."""
+    """Return a count, also from the newer form that includes sizes."""
     if isinstance(value, Mapping):
         return value.get("count", _MOST_PER_PROMPT)
     return value

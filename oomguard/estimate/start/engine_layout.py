@@ -1,6 +1,4 @@
-"""A budget whose KV cache the installed vLLM lays out with its own code: right also for what the
-closed form does not read.
-"""
+"""Let the installed vLLM lay out a budget's KV cache, which also works for unread fields."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any, Final
 from packaging.version import Version
 
 from oomguard.core.errors import SettingError
-from oomguard.estimate.child_python import ask_child
+from oomguard.estimate.child_python import call_child
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.probe.host import multiplies_in_bfloat16
 
@@ -36,17 +34,15 @@ _PASSED: Final = (
 )
 
 
-def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
-    """Return a budget with its KV cache as the installed vLLM lays it out; about ten seconds, no
-    weights are loaded.
+def lay_out_with_engine(budget: StartBudget, model_path: str) -> StartBudget:
+    """Return a budget with its KV cache as the installed vLLM lays it out.
 
-    LoRA slots and copies of the model change how large a pool is, not how it is laid out: the pool
-    has them already.
+    This takes about ten seconds and loads no weights. LoRA slots and copies of the model change the
+    size of the pool, which already includes them, but not its layout.
 
     Raises:
-        SettingError: the installed vLLM is of another version than the budget, or for another
-            device.
-        InputError: vLLM cannot be asked.
+        SettingError: the installed vLLM has another version or device than the budget.
+        InputError: vLLM cannot run.
     """
     settings = budget.settings
     length = settings.max_model_len or 1
@@ -63,7 +59,10 @@ def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
     reasons = tuple(reason for reason in budget.reasons if not reason.startswith("one request of "))
     if longest < length and budget.kv_cache_pool_bytes > 0:
         reasons = (
-            f"one request of {length} tokens does not fit, one of {longest} does, says vLLM",
+            (
+                f"by vLLM's own layout a request of {length} tokens does not fit, but one of "
+                f"{longest} does"
+            ),
             *reasons,
         )
     return replace(
@@ -79,7 +78,7 @@ def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
             for stage in budget.stages
         ),
         reasons=reasons,
-        assumptions=(*budget.assumptions, "KV cache: laid out by the installed vLLM itself"),
+        assumptions=(*budget.assumptions, "KV cache: the installed vLLM's own layout"),
     )
 
 
@@ -92,7 +91,7 @@ def _check_installed(settings: VllmSettings, found: Mapping[str, Any]) -> None:
     if Version(found["version"]).release[:2] != settings.version.release[:2]:
         raise SettingError(
             f"the installed vLLM is {found['version']}, not {settings.version}",
-            hint="leave --engine-version out",
+            hint="omit --engine-version",
         )
 
 
@@ -107,7 +106,7 @@ def _ask(
         and settings.mamba_ssm_cache_dtype == "auto"
         and multiplies_in_bfloat16()
     ):
-        arguments["mamba_ssm_cache_dtype"] = "float32"  # what the CPU backend's kernels take there
+        arguments["mamba_ssm_cache_dtype"] = "float32"  # the CPU backend's kernels need this
     path = Path(model_path)
     if settings.speculative_config is not None:
         arguments["speculative_config"] = json.loads(settings.speculative_config)
@@ -119,16 +118,16 @@ def _ask(
             "limit_tokens": limit_tokens,
             "rendezvous": str(Path(folder) / "rendezvous"),
         }
-        return ask_child(
+        return call_child(
             "oomguard.estimate.start.engine_layout_process",
             question,
             limit_s=_LIMIT_S,
             environment=_ENVIRONMENT,
-            failed="vLLM cannot be asked",
+            failed="vLLM could not compute the layout",
             late="vLLM did not answer in {} seconds",
-            late_hint="leave --ask-engine out",
+            late_hint="omit --ask-engine",
             hint=(
-                "--ask-engine needs vLLM in the Python that runs oomguard; without it the closed "
-                "form plans"
+                "--ask-engine needs vLLM in the Python that runs oomguard. Omit it to "
+                "use the closed form"
             ),
         )

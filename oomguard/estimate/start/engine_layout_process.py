@@ -1,10 +1,9 @@
-"""Run by the Python that has vLLM: what its own planning code makes of a model and a pool, without
-weights and without a device.
+"""Run vLLM's own KV cache planning for a model and a pool, without weights or a device.
 
-It reads one JSON object on standard input and prints one on the last line of standard output. The
-model is built on the meta device, its attention layers tell what they cache, and
-``get_kv_cache_configs`` lays that out. Tried with 0.32; a name that another version lacks ends in
-an error, which the caller reports.
+The process reads one JSON object on standard input and prints one on the last line of standard
+output. It builds the model on the meta device, so its attention layers report their caches, and
+``get_kv_cache_configs`` lays them out. Tested with 0.32. If another version lacks a name, the
+process fails, and the caller reports the error.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ _ANY_POOL_BYTES = 1 << 44
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Answer with the pool's blocks, its requests at once, the longest request in it, and the
-    smallest pool for the asked length.
+    """Return the pool's blocks, its concurrency, its longest request and the smallest pool.
+
+    The smallest pool is the one for the requested length.
     """
     import vllm
     from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
@@ -37,7 +37,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     stages = len(asked["pools_bytes"])
     ranks = asked["arguments"].get("tensor_parallel_size", 1)
     if stages * ranks > 1:
-        asked["arguments"]["distributed_executor_backend"] = "mp"  # no device is looked for
+        # this backend does not search for a device
+        asked["arguments"]["distributed_executor_backend"] = "mp"
     config = EngineArgs(
         **asked["arguments"], load_format="dummy", skip_tokenizer_init=True
     ).create_engine_config()
@@ -47,11 +48,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         models = _built(config, stages, ranks)
         if hasattr(
             current_platform, "update_block_size_for_backend"
-        ):  # blocks grow until one holds a state
+        ):  # blocks grow until one can store a state
             current_platform.update_block_size_for_backend(config)
         layers = get_layers_from_vllm_config(config, AttentionLayerBase)
-        # Layers that read another's cache have none of their own (get_kv_cache_spec of the model
-        # runner).
+        # Layers that reuse another's cache have none (get_kv_cache_spec of the model runner).
         own = {
             n: layer
             for n, layer in layers.items()
@@ -64,7 +64,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         }
         if hasattr(
             backends, "resolve_kv_cache_layout"
-        ):  # where a block's bytes lie, not how many they are
+        ):  # the order of a block's bytes, not their number
             backends.resolve_kv_cache_layout(config, [["LBNHC"]], specs.values())
         owners = [{id(module) for model in stage for module in model.modules()} for stage in models]
         of_stages = [
@@ -74,7 +74,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         left_out = specs.keys() - {name for stage in of_stages for name in stage}
         if left_out:
             raise RuntimeError(f"no stage has the layers {', '.join(sorted(left_out))}")
-        # What it cannot lay out in any pool ends here: no length would help.
+        # A layout that no pool can have fails here, because no length would help.
         get_kv_cache_configs(config, of_stages, [_ANY_POOL_BYTES] * stages)
 
         def planned(max_model_len: int, pools_bytes: list[int]) -> Any:
@@ -90,8 +90,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         smallest = (
             _largest(lambda size: planned(length, [size] * stages) is None, _ANY_POOL_BYTES) + 1
         )
-        # Of a pool in which the asked length does not fit, the blocks are those of the longest that
-        # does.
+        # If the requested length does not fit in the pool, count the blocks of the longest length
+        # that does.
         if longest:
             found = planned(min(length, longest), pools)
         else:
@@ -116,9 +116,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _built(config: Any, stages: int, ranks: int) -> list[list[Any]]:
-    """Build the models of each stage's first rank on the meta device, a draft with the last.
+    """Build each stage's first rank on the meta device, with the draft on the last.
 
-    One process stands for all of them: layers only ask the groups how many ranks there are.
+    One process represents all of them, because layers only ask the groups for the number of ranks.
     """
     import torch
     from vllm.distributed import get_pp_group, get_tp_group
@@ -136,15 +136,16 @@ def _built(config: Any, stages: int, ranks: int) -> list[list[Any]]:
             config.speculative_config is not None
             and config.speculative_config.draft_model_config is not None
         ):
-            _pretend(get_pp_group(), 1, 0)  # the draft stands whole on the last stage
+            _pretend(get_pp_group(), 1, 0)  # the draft is whole on the last stage
             models[-1].append(_draft(config))
     torch.set_default_dtype(before)
     return models
 
 
 def _draft(config: Any) -> Any:
-    """Build the draft model as its proposer does (v1/spec_decode/draft_model.py and
-    llm_base_proposer.py).
+    """Build the draft model like its proposer does.
+
+    Sources: v1/spec_decode/draft_model.py and llm_base_proposer.py.
     """
     from vllm.compilation.backends import set_model_tag
     from vllm.config.utils import replace
@@ -165,7 +166,7 @@ def _draft(config: Any) -> Any:
 
 
 def _pretend(group: Any, size: int, rank: int) -> None:
-    """Let a group of one answer as if it had ``size`` ranks."""
+    """Make a group of one report ``size`` ranks."""
     group.world_size, group.ranks, group.rank_in_group, group.rank = (
         size,
         list(range(size)),
@@ -175,7 +176,7 @@ def _pretend(group: Any, size: int, rank: int) -> None:
 
 
 def _largest(holds: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number up to ``limit`` for which it holds, 0 where it holds for none."""
+    """Return the largest number up to ``limit`` for which ``holds`` is true, or 0."""
     low = 0
     high = limit
     while low < high:
@@ -185,27 +186,25 @@ def _largest(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def refuse_code() -> None:
-    """Let no class be loaded from files that a configuration names, whichever part of the engine
-    asks for it.
+    """Prevent every part of the engine from loading code that a configuration names.
 
-    ``trust_remote_code`` is off here, and vLLM 0.10.1 to 0.17 ran such files all the same
-    (CVE-2026-22807, CVE-2026-27893): this stops at the one function of transformers through which
-    all of them load.
+    ``trust_remote_code`` is off here, but vLLM 0.10.1 to 0.17 ran such files anyway
+    (CVE-2026-22807, CVE-2026-27893). All of them load through one function of transformers, which
+    this blocks.
     """
     from transformers import dynamic_module_utils
 
     def refused(class_name: str, *_: object, **__: object) -> None:
-        raise RuntimeError(f"{class_name} is code that the model brings, and is not run")
+        raise RuntimeError(f"{class_name} is code of the model, which oomguard does not run")
 
     dynamic_module_utils.get_class_in_module = refused
 
 
 def inspect_here() -> None:
-    """Let vLLM look at a model's class in this process: another one would import vLLM again, for as
-    long as the whole answer takes.
+    """Make vLLM inspect a model's class in this process.
 
-    vLLM takes another so that the importing one stays without a CUDA context; this one ends when it
-    has answered.
+    A second process would import vLLM again and double the time. vLLM uses one so that the first
+    stays without a CUDA context, but this process ends after its answer.
     """
     from vllm.model_executor.models import registry
 
@@ -214,15 +213,13 @@ def inspect_here() -> None:
 
 
 def main() -> None:
-    """Answer the question on standard input."""
+    """Compute the layout from standard input."""
     asked = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the engine prints is no answer
+    os.dup2(2, 1)  # the engine's own output is not part of the answer
     refuse_code()
     inspect_here()
     found = answer(asked)
     out.write(json.dumps(found) + "\n")
     out.flush()
-    os._exit(
-        0
-    )  # an initialised process group takes seconds to end, and nothing is left to be saved
+    os._exit(0)  # an initialized process group needs seconds to end, and there is nothing to save

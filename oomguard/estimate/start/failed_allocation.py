@@ -1,6 +1,4 @@
-"""A failed allocation of vLLM: what it was for, by its bytes, and what the host has free where it
-is this machine's.
-"""
+"""Identify vLLM's failed allocation by its bytes, and add the host's free memory if local."""
 
 from __future__ import annotations
 
@@ -28,26 +26,22 @@ if TYPE_CHECKING:
     from oomguard.estimate.start.start import VllmSettings
 
 
-# A failed allocation as a product of known numbers: which of vLLM's tensors has just that many
-# bytes.
-#
-# An exact count of bytes that is a product of the settings in force and the model's numbers is
-# hardly ever one by chance; a rounded figure may be. How sure a name is follows from how many other
-# products would have matched as well.
+# An exact byte count that is a product of settings and the model's numbers is rarely a coincidence;
+# a rounded number may be. The confidence depends on how many other products would also have
+# matched.
 
 _FILE: Final = Path(__file__).with_name("allocations.toml")
 _DTYPE: Final = "dtype"
-# vLLM pads the vocabulary to whole multiples of this.
+# vLLM pads the vocabulary to multiples of this.
 _VOCABULARY_MULTIPLE: Final = 64
-# torch's caching allocator asks the device for whole multiples of this, and prints what it asks
-# for.
+# torch's caching allocator requests multiples of this from the device and prints the request.
 _GRANULE_BYTES: Final = 2 * MIB
-# More matches than this by chance, and a match says nothing.
+# With more accidental matches than this, a match means nothing.
 _MOST_BY_CHANCE: Final = 0.5
-# A size whose odd part is not well above this is too round to tell anything, unless it is larger
-# than tensors mostly are.
+# A size whose odd part is not well above this is too round as evidence, unless it is unusually
+# large.
 _ROUND_BELOW: Final = 4
-# What the engine was doing agrees by chance no more often than this.
+# The engine's phase agrees by chance at most this often.
 _PHASE_AGREES: Final = 0.25
 MOST_SURE: Final = 0.99
 _FLOAT32_BYTES: Final = 4
@@ -55,7 +49,10 @@ _FLOAT32_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One row of the data file: what vLLM allocates in one piece; its keys are explained there."""
+    """Describe one row of the data file: a single allocation of vLLM.
+
+    The data file explains the keys.
+    """
 
     name: str
     what: str
@@ -77,12 +74,12 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product that has the bytes asked for.
+    """Describe a product that equals the requested bytes.
 
     Attributes:
-        allocation: the row it is of.
+        allocation: its row in the data file.
         numbers: its factors by name, the free one as ``tokens``.
-        element_bytes: bytes of an element.
+        element_bytes: bytes per element.
     """
 
     allocation: Allocation
@@ -91,7 +88,7 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the tensor."""
+        """Return the bytes of the tensor."""
         return self.allocation.times * math.prod(self.numbers.values()) * self.element_bytes
 
     def __str__(self) -> str:
@@ -105,7 +102,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The allocation that the bytes tell, and how sure that is: 0 to 0.99."""
+    """Hold the allocation that matches the bytes, and its confidence from 0 to 0.99."""
 
     product: Product
     sure: float
@@ -113,11 +110,10 @@ class Named:
 
 @dataclass(slots=True)
 class _Search:
-    """What is looked for, and what was found: ``chance`` is how many products match a random size
-    of this magnitude.
+    """Hold the request and its matches.
 
-    A round size is matched by chance whatever else is: settings and widths are mostly powers of
-    two.
+    ``chance`` is the number of products that match a random size of this magnitude. A round size
+    matches by chance anyway, because settings and widths are mostly powers of two.
     """
 
     tried_bytes: int
@@ -129,14 +125,15 @@ class _Search:
 
     @property
     def window_bytes(self) -> float:
-        """How many sizes would be printed as this one."""
+        """Return the number of sizes that would be printed as this one."""
         if not self.slack_bytes:
             return 1.0
         return 2 * self.slack_bytes + _GRANULE_BYTES
 
     def by_chance(self, product: Product) -> float:
-        """Return how many products match this one's size by chance, fewer where the engine was
-        doing what it is made for.
+        """Return the expected number of accidental matches of this product's size.
+
+        It is lower if the engine's phase is the one that makes the allocation.
         """
         size = product.bytes
         odd = size // (size & -size)
@@ -147,7 +144,7 @@ class _Search:
         return max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size) * agrees)
 
     def is_it(self, size: float) -> bool:
-        """Whether a tensor of this size is printed as what was asked for."""
+        """Return whether a tensor of this size would be printed like the request."""
         if not self.slack_bytes:
             return size == self.tried_bytes
         return (
@@ -192,16 +189,16 @@ def name_allocation(
     *,
     on_host: bool = True,
 ) -> Named | None:
-    """Return the one allocation that has the bytes asked for, None where none or too many may have
-    them.
+    """Return the one allocation with the requested bytes, or None if none or too many match.
 
     Args:
-        tried_bytes: what the failed allocation asked for.
-        slack_bytes: half of its last printed digit; 0 where the bytes are exact.
-        numbers: the settings in force and the model's numbers by name; ``ranks`` for those that
-            share a matrix.
-        phase: what the engine was doing; it decides where several rows have the same bytes.
-        on_host: whether the host's memory ran out; what is only there is never named for a device.
+        tried_bytes: the bytes of the failed allocation.
+        slack_bytes: half of its last printed digit; 0 if the bytes are exact.
+        numbers: the effective settings and the model's numbers by name; ``ranks`` for the ranks
+            that share a matrix.
+        phase: the engine's phase; it decides between rows with the same bytes.
+        on_host: whether the host's memory ran out; host-only allocations are never matched for a
+            device.
     """
     search = _Search(tried_bytes, slack_bytes, numbers, phase)
     for row in allocations():
@@ -218,21 +215,19 @@ def name_allocation(
     chance = max((search.by_chance(product) for product in there), default=1.0)
     if not there or chance > _MOST_BY_CHANCE:
         return None
-    # The first row of the file that matches; each other name that matches as well makes it as
-    # unsure again.
+    # The first matching row of the file wins. Each other matching name halves the confidence.
     names = {product.allocation.name for product in there}
     return Named(there[0], min(MOST_SURE, 1 / len(names) / (1 + chance)))
 
 
-def allocation_told_by(
-    tried_bytes: float, numbers: Mapping[str, int], told: Collection[str]
+def allocation_from_traceback(
+    tried_bytes: float, numbers: Mapping[str, int], evidence: Collection[str]
 ) -> Product | None:
-    """Return what was made where the kind of failure or the traceback's place tells it; None where
-    neither does.
+    """Return the allocation by the kind of failure or the traceback's location, or None.
 
-    A free factor is what the bytes come nearest to, in float32.
+    A free factor gets the number nearest to the bytes, in float32.
     """
-    row = next((one for one in allocations() if one.told_by & set(told)), None)
+    row = next((one for one in allocations() if one.told_by & set(evidence)), None)
     if row is None or not all(names[0] in numbers for names in row.factors):
         return None
     known = {names[0]: numbers[names[0]] for names in row.factors}
@@ -246,9 +241,7 @@ def allocation_told_by(
 
 
 def _most(row: Allocation, numbers: Mapping[str, int]) -> int | None:
-    """Return the largest number that a row's free factor may be; None where the setting that
-    decides it is not known.
-    """
+    """Return the largest value of a row's free factor; None if its setting is unknown."""
     if row.up_to[0] in numbers:
         return min(numbers[name] for name in row.up_to if name in numbers)
     return None
@@ -270,8 +263,9 @@ def _try(row: Allocation, search: _Search) -> None:
 def _match(
     row: Allocation, known: dict[str, int], unit_bytes: int, element: int, search: _Search
 ) -> None:
-    """Add the product if it has the bytes; with a free factor also where a whole number of units
-    has them.
+    """Add the product if it has the requested bytes.
+
+    With a free factor it also matches a whole number of units.
     """
     if not row.up_to:
         search.chance += search.window_bytes / search.tried_bytes
@@ -281,7 +275,7 @@ def _match(
     most = _most(row, search.numbers)
     if most is None:
         return
-    if search.slack_bytes:  # of a rounded figure only the full step can be told
+    if search.slack_bytes:  # for a rounded number only the full step can match
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes * most):
             search.found.append(Product(row, {"tokens": most, **known}, element))
@@ -293,7 +287,7 @@ def _match(
 
 
 def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:
-    """Yield what a number may be in a tensor: itself, padded, and one rank's share of it."""
+    """Yield a number's possible values in a tensor: as it is, padded, and one rank's share."""
     value = numbers[name]
     ranks = numbers.get("ranks", 1)
     whole = [value]
@@ -304,7 +298,7 @@ def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:
         yield from (one // ranks for one in whole if one % ranks == 0)
 
 
-# The numbers of a matrix that ranks may share.
+# Numbers of a matrix that ranks may share.
 _OF_THE_MODEL: Final = frozenset(
     {
         "vocabulary",
@@ -324,17 +318,14 @@ _OF_THE_MODEL: Final = frozenset(
 )
 
 
-# The exact bytes of an array whose shape and type an error names, where its message rounds them:
-# numpy prints three digits.
+# An error may name an array's shape and type but round its bytes: numpy prints three digits.
 
 _BITS: Final = re.compile(r"(?:u?int|float|complex)(8|16|32|64|128)")
 _OF_NAME: Final = {"bool": 1, "object": 8}
 
 
 def array_bytes(incident: Incident) -> int | None:
-    """Return the bytes of the array that was refused, None where the message names no shape or no
-    plain type.
-    """
+    """Return the bytes of the refused array, or None without a shape or a plain type."""
     shape, name = (incident.facts.get(fact) for fact in ("array_shape", "array_type"))
     if shape is None or name is None:
         return None
@@ -346,7 +337,7 @@ def array_bytes(incident: Incident) -> int | None:
     return math.prod(map(int, counts)) * element
 
 
-# The memory model is loaded where a model may be read; a saved log alone is told at once.
+# The memory model loads only if a model may be read, so that a saved log alone is fast.
 
 KINDS: Final = frozenset(
     {
@@ -359,8 +350,8 @@ KINDS: Final = frozenset(
         "pooler_warmup_oom",
     }
 )
-# Tokens of a block where the user sets none, on a device and on the CPU; a row of block numbers is
-# padded to this many tokens.
+# Default block sizes in tokens, on a device and on the CPU. A row of block numbers is padded to
+# this.
 _BLOCK_TOKENS: Final = (16, 128)
 _ALIGNED_TOKENS: Final = 128
 _NGRAM: Final = frozenset({"ngram", "[ngram]", "ngram_gpu"})
@@ -369,13 +360,13 @@ _SETTINGS: Final = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that failed, and the start behind it where that can be read.
+    """Report a failed allocation and its start, if readable.
 
     Attributes:
-        named: what it was for.
-        start: None where its model cannot be read.
-        by_bytes: whether its bytes tell what it was for.
-        prompt_tokens: of the longest prompt, where a step has to hold it whole; else 0.
+        named: the purpose of the allocation.
+        start: the start; None if its model cannot be read.
+        by_bytes: whether its bytes identify the purpose.
+        prompt_tokens: the longest prompt if a step must not split it; else 0.
     """
 
     named: Named
@@ -387,13 +378,12 @@ class FailedAllocation:
 def failed_allocation(
     incident: Incident, model: str | None = None, *, reads_models: bool = True
 ) -> FailedAllocation | None:
-    """Return what a failed allocation was for, None where neither its bytes nor the traceback tell
-    it.
+    """Identify a failed allocation; None if neither its bytes nor the traceback do.
 
     Args:
-        incident: the failure, with the settings in force.
-        model: the folder or hub name to read in place of the one that the log names.
-        reads_models: whether a folder that the log names may be read.
+        incident: the failure with the effective settings.
+        model: the folder or hub name to read instead of the log's; None for the log's.
+        reads_models: whether oomguard may read a folder that the log names.
     """
     exact = array_bytes(incident)
     if exact is None:
@@ -414,20 +404,25 @@ def failed_allocation(
     named = name_allocation(
         int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom"
     )
-    told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
+    by_evidence = allocation_from_traceback(tried, numbers, (incident.kind, incident.phase))
     prompt = _whole_prompt(incident, numbers)
     if named is not None and (
-        not slack or told is None or told.allocation.name == named.product.allocation.name
+        not slack
+        or by_evidence is None
+        or by_evidence.allocation.name == named.product.allocation.name
     ):
         return FailedAllocation(named, start, prompt_tokens=prompt)
-    if told is None:
+    if by_evidence is None:
         return None
-    return FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt)
+    return FailedAllocation(
+        Named(by_evidence, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt
+    )
 
 
 def _whole_prompt(incident: Incident, numbers: Mapping[str, int]) -> int:
-    """Return the tokens of the longest prompt where chunked prefill is off: vLLM refuses a smaller
-    step (vllm/config/scheduler.py).
+    """Return the tokens of the longest prompt if chunked prefill is off, else 0.
+
+    vLLM rejects a smaller step (vllm/config/scheduler.py).
     """
     whole = incident.facts.get("whole_prompts")
     if whole is not None and whole.value is True:
@@ -436,9 +431,7 @@ def _whole_prompt(incident: Incident, numbers: Mapping[str, int]) -> int:
 
 
 def _start(incident: Incident, model: str | None) -> FailedStart | None:
-    """Return the start behind a failure with its settings filled in, None where its model cannot be
-    read here.
-    """
+    """Return the start of a failure with defaults filled in, or None if its model is unreadable."""
     from oomguard.estimate.start.defaults import most_default_rows, with_defaults
     from oomguard.estimate.start.failed_start import read_failed_start
 
@@ -454,11 +447,10 @@ def _start(incident: Incident, model: str | None) -> FailedStart | None:
 def with_allocation(
     incident: Incident, model: str | None = None, *, local: bool = False
 ) -> Incident:
-    """Return the incident with what its failed allocation was for; unchanged where nothing tells
-    it.
+    """Return the incident with the purpose of its failed allocation, if known.
 
-    ``local`` says that it failed on this machine, just now: its folders may be read, and what its
-    host has free counts.
+    ``local`` means that it failed on this machine just now: oomguard may read its folders, and the
+    host's free memory counts.
     """
     found = failed_allocation(incident, model, reads_models=local or model is not None)
     facts: dict[str, Fact] = dict(incident.facts)
@@ -480,21 +472,19 @@ def with_allocation(
             facts.update({name: Fact(name, min(known), "measured")} if known else {})
     if found is not None and found.by_bytes:
         named = found.named
-        told: dict[str, FactValue] = {
+        values: dict[str, FactValue] = {
             "allocation": named.product.allocation.name,
             "allocation_terms": f"{named.product.allocation.what} ({named.product})",
             "allocation_sure_ratio": named.sure,
         }
         if named.product.allocation.of_request:
-            told["allocation_of_request"] = True
-        facts.update({name: Fact(name, value, "solved") for name, value in told.items()})
+            values["allocation_of_request"] = True
+        facts.update({name: Fact(name, value, "solved") for name, value in values.items()})
     return replace(incident, facts=MappingProxyType(facts))
 
 
 def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
-    """Return what a tensor's size may be a product of: the settings in force, and the model's
-    numbers where they are read.
-    """
+    """Return the possible factors of a tensor size: effective settings and model numbers."""
     if start is None:
         numbers = {}
     else:
@@ -575,9 +565,7 @@ def _of_settings(settings: VllmSettings) -> dict[str, int]:
 
 
 def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
-    """Return the KV cache's blocks where their number or their bytes were set, and the bytes of
-    one.
-    """
+    """Return the KV cache's blocks and a block's bytes, if set by number or bytes."""
     from oomguard.estimate.start.kv_shortfall import exact_kv
 
     cache = exact_kv(start)
@@ -594,8 +582,9 @@ def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
 
 
 def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
-    """Return the elements of the parameter that is nearest to what failed while weights were
-    loaded: shapes that no width tells.
+    """Return the elements of the parameter nearest to an allocation that failed while loading.
+
+    Their shapes do not follow from the widths.
     """
     tried, element = incident.number("tried_bytes"), start.model.shape.dtype_bytes
     if incident.phase != "load_weights" or not tried or not start.model.exact:
@@ -610,17 +599,13 @@ def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
 
 
 def _nearest(parameters: Iterable[Parameter], elements: float) -> int:
-    """Return the elements of the parameter that has about so many, alone or put together with
-    another one like it; 0 without any.
-    """
+    """Return the elements of the parameter, or pair of equal ones, nearest to a size; else 0."""
     sizes = {times * parameter.elements for parameter in parameters for times in (1, 2)}
     return min(sizes, key=lambda size: abs(size - elements), default=0)
 
 
 def _of_encoder(start: FailedStart) -> dict[str, int]:
-    """Return the images or audios that the start profiles at once, the patches of one, and the
-    widths of their encoder.
-    """
+    """Return the number of profiled images or audios, the patches of one, and the widths."""
     from oomguard.estimate.start.encoder_profile import encoder_of, profile_encoder
 
     try:
@@ -647,7 +632,7 @@ def _of_encoder(start: FailedStart) -> dict[str, int]:
 
 
 def _drafted(incident: Incident) -> int | None:
-    """Return how many tokens are drafted, None where nothing tells it."""
+    """Return the number of draft tokens, or None if unknown."""
     value = _speculation(incident).get("num_speculative_tokens")
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -658,9 +643,7 @@ def _drafted(incident: Incident) -> int | None:
 
 
 def _speculation(incident: Incident) -> Mapping[str, object]:
-    """Return the configuration of speculative decoding as the user gave it, empty where nothing
-    tells it.
-    """
+    """Return the user's configuration of speculative decoding, or an empty mapping."""
     known = value_in_force("speculative_config", incident.settings, incident.facts)
     try:
         if known is not None and isinstance(known[0], str):

@@ -1,6 +1,4 @@
-"""The start that failed, as the memory model sees it: its model, and its settings corrected by what
-it printed.
-"""
+"""Reconstruct a failed start for the estimator: its model, and its corrected settings."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import Correction, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 
-# Read apart, or of another form in a log than in a plan: a share, an object that prints no value, a
-# request's own parameter.
+# oomguard reads these separately, or they differ between a log and a plan: a share, an object
+# without printed value, a request's own parameter.
 _READ_APART: Final = frozenset({"gpu_memory_utilization", "speculative_config", "prompt_logprobs"})
 _ON_DEVICE: Final = frozenset(
     {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "sampler_warmup_oom", "pooler_warmup_oom"}
 )
-# The tensor that did not fit is seldom the last. After the sampler's sort (18 bytes a logit by
-# then) come a softmax and two masks (24): vllm/v1/sample/ops/topk_topp_sampler.py
+# The tensor that did not fit is rarely the last one. After the sampler's sort (18 bytes per logit)
+# follow a softmax and two masks (24): vllm/v1/sample/ops/topk_topp_sampler.py
 # apply_top_k_top_p_pytorch, 0.32.
 _LATER_RATIO: Final = 1.1
 _LATER_IN_SAMPLER_RATIO: Final = 24 / 18
@@ -40,7 +38,7 @@ _TYPES: Final = {"int": int, "bool": bool, "str": str}
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """A model and the settings it was started with."""
+    """Hold a model and the settings of its start."""
 
     model: Model
     settings: VllmSettings
@@ -49,16 +47,16 @@ class FailedStart:
 def read_failed_start(
     incident: Incident, model: str | None = None, *, of_unknown_size: int | None = None
 ) -> FailedStart | None:
-    """Read the start behind an incident of vLLM.
+    """Read the start behind a vLLM incident.
 
     Args:
-        incident: the incident, with the facts that follow from its printed ones.
-        model: a model to read in place of the folder that the log names.
-        of_unknown_size: the bytes of the device where the log does not print them.
+        incident: the incident with its derived facts.
+        model: a model to read instead of the log's folder; None for the log's.
+        of_unknown_size: the device's bytes if the log does not print them; None for none.
 
     Returns:
-        The start; None where the model cannot be read here, the device's size is not known, or the
-        settings cannot be budgeted.
+        The start; None if the model is unreadable here, the device's size is unknown, or the
+            estimator rejects the settings.
     """
     named = model or _text(incident, "model")
     total = incident.number("device_total_bytes") or of_unknown_size
@@ -81,10 +79,9 @@ def read_failed_start(
 
 
 def with_exact_weights(incident: Incident, model: str | None = None) -> Incident:
-    """Return the incident with the weights of one rank as the model's files have them, in place of
-    what its name says.
+    """Return the incident with one rank's weights from the model's files, not from its name.
 
-    It comes back unchanged where the start cannot be read; ``model`` as in ``read_failed_start``.
+    It returns unchanged if the start cannot be read; ``model`` as in ``read_failed_start``.
     """
     start = read_failed_start(incident, model)
     if start is None:
@@ -106,9 +103,7 @@ def with_exact_weights(incident: Incident, model: str | None = None) -> Incident
 
 
 def read_draft(incident: Incident, dtype: str) -> Model | None:
-    """Read the draft model that the engine printed; None without one, or where it cannot be read
-    here.
-    """
+    """Read the draft model that the engine printed; None if there is none or it is unreadable."""
     named = _text(incident, "draft_model")
     source = None if named is None else local_path(named)
     if source is None:
@@ -117,10 +112,9 @@ def read_draft(incident: Incident, dtype: str) -> Model | None:
 
 
 def local_path(name: str) -> Path | None:
-    """Return a folder or file of this machine by the name in a log, also of a model that the hub's
-    cache holds.
+    """Return the local folder or file for a name in a log, including the hub's cache.
 
-    None for any other: a log must not make us fetch anything.
+    Returns None otherwise, because a log must not trigger a download.
     """
     try:
         path = Path(name).expanduser()
@@ -131,12 +125,12 @@ def local_path(name: str) -> Path | None:
         OSError,
         RuntimeError,
         ValueError,
-    ):  # no such user, a name too long, a folder of someone else
+    ):  # an impossible name, or another user's folder
         return None
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder in the hub's cache that holds a model's configuration, None without one."""
+    """Return the folder of a model's configuration in the hub's cache, or None."""
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         return None
     try:
@@ -155,11 +149,10 @@ def settings_of(
     framework_version: str | None,
     total_bytes: int,
 ) -> VllmSettings:
-    """Return the engine's settings, as far as the command, its echo and the log's own lines tell
-    them.
+    """Return the engine's settings from the command, its echo and the log's lines.
 
-    What is free at the start is what the log prints, less what others may still take; what the
-    engine asked for and got was free.
+    The free memory at the start is the printed one minus a margin for others. Memory that the
+    engine requested and got was free.
     """
     values: dict[str, Any] = {}
     for name in (
@@ -167,7 +160,7 @@ def settings_of(
     ):
         value = _value(in_force, facts, name)
         if value is None or type(value) is not _TYPES[SETTINGS[name].type]:
-            continue  # unknown, or a form that only the engine reads
+            continue  # unknown, or a form that only the engine understands
         if isinstance(value, str):
             values[name] = value.removeprefix("torch.")
         elif isinstance(value, bool) or value > 0:
@@ -181,7 +174,7 @@ def settings_of(
     if free is not None and isinstance(free.value, (int, float)):
         left = float(free.value) - free.slack - others_margin_ratio() * total_bytes
     if free is None or float(free.value) >= ratio * total_bytes:
-        left = max(left, ratio * total_bytes)  # what the engine asked for at its start was there
+        left = max(left, ratio * total_bytes)  # the engine's request at its start was available
     return VllmSettings(
         version=version,
         gpu_total_bytes=total_bytes,
@@ -193,9 +186,7 @@ def settings_of(
 
 
 def fails_while_profiling(incident: Incident) -> bool:
-    """Return whether an allocation failed in the engine's profile run: on a device, before there
-    was a KV cache.
-    """
+    """Return whether an allocation failed in the profile run, before there was a KV cache."""
     on_device = incident.kind in _ON_DEVICE and incident.number("tried_bytes") is not None
     return (
         on_device
@@ -205,8 +196,9 @@ def fails_while_profiling(incident: Incident) -> bool:
 
 
 def _free_at_start(facts: Mapping[str, Fact]) -> Fact | None:
-    """Return what was free when the engine started: where an allocation failed, what is free and
-    what it held by then.
+    """Return the free memory at the engine's start.
+
+    After a failed allocation it is the free memory plus the engine's own.
     """
     free = facts.get("device_free_bytes")
     own = facts.get("own_bytes")
@@ -218,8 +210,9 @@ def _free_at_start(facts: Mapping[str, Fact]) -> Fact | None:
 
 
 def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
-    """Correct the settings by all that the start held, where its log tells that; else they keep
-    what was free.
+    """Correct the settings by the start's total use if the log shows it.
+
+    Otherwise they only get the free memory.
     """
     if fails_while_profiling(incident):
         return _with_peak(model, settings, incident)
@@ -234,14 +227,15 @@ def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     beyond = predicted.kv_cache_pool_bytes + predicted.kept_back_bytes - round(left)
     slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
     correction = Correction(
-        "what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack)
+        "the memory of this start", non_torch_bytes=beyond, uncertainty_bytes=round(slack)
     )
     return replace(settings, correction=correction)
 
 
 def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
-    """Correct the peak of a start that failed before it was measured: what was alive beside the
-    weights, and what was tried.
+    """Correct the peak of a start that failed before its measurement.
+
+    The correction uses the live memory besides the weights and the failed request.
     """
     tried = incident.number("tried_bytes") or 0
     alive = incident.number("allocated_bytes") or incident.number("own_bytes")
@@ -258,7 +252,7 @@ def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
         later = _LATER_RATIO
     beyond = incident.number("non_torch_bytes")
     correction = Correction(
-        "what this start asked for",
+        "the request of this start",
         non_torch_bytes=0 if beyond is None else round(beyond) - predicted.non_torch_bytes,
     )
     return replace(settings, correction=correction, peak_activation_ratio=max(1.0, ratio * later))
@@ -289,9 +283,9 @@ def _version(text: str | None) -> Version:
 
 @functools.lru_cache(maxsize=8)
 def _read(model: str, dtype: str, quantization: str | None) -> Model | None:
-    """Read a model once; return None where it cannot be read."""
+    """Read a model once, or return None if that fails."""
     try:
         return read_model(find_model(model), dtype=dtype, quantization=quantization)
     except Exception:  # noqa: BLE001
-        # a stranger's files: whatever they hold, the diagnosis goes on without the model
+        # The files are untrusted. Whatever they contain, the diagnosis continues without the model.
         return None

@@ -1,5 +1,6 @@
-"""The settings nearest to those asked for under which a start fits: solved one at a time, then with
-the highest utilization.
+"""Find the nearest settings with which a start fits, one setting at a time.
+
+If no setting alone is enough, it also uses the highest utilization.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from oomguard.estimate.start.non_torch import counts_graphs
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 
-# A step of fewer tokens makes a prefill slow out of proportion; fewer sequences than this are no
-# service.
+# A step of fewer tokens makes a prefill disproportionately slow. Fewer sequences than this do not
+# make a useful server.
 _FEWEST_STEP_TOKENS: Final = 512
 _FEWEST_SEQS: Final = 1
 _SHORTEST_TOKENS: Final = 16
@@ -32,17 +33,16 @@ _LARGEST_GPU_BYTES: Final = 1 << 42
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The nearest settings that fit.
+    """Report the nearest settings that fit.
 
     Attributes:
-        budget: the budget under them; None where no setting helps.
-        changed: each setting changed to get there, with its value before and after.
-        tensor_parallel_size: where no setting helps, the fewest ranks that would; None where none
-            would.
-        gpu_total_bytes: likewise the smallest device.
-        without_images: likewise whether it would fit where no prompt has images.
-        cpu_offload_bytes: likewise the least of the weights that would have to stay in the host's
-            memory, in whole GiB.
+        budget: the budget with them; None if no setting helps.
+        changed: each changed setting with its old and new value.
+        tensor_parallel_size: if no setting helps, the fewest ranks that would; None if none would.
+        gpu_total_bytes: if no setting helps, the smallest device that would.
+        without_images: if no setting helps, whether it would fit without images in prompts.
+        cpu_offload_bytes: if no setting helps, the smallest offload of weights to the host, in
+            whole GiB.
     """
 
     budget: StartBudget | None
@@ -61,24 +61,25 @@ def _anything(_name: str, _old: Any, _new: Any) -> bool:
 
 
 def fit(model: Model, settings: VllmSettings, permits: Permits = _anything) -> Fit:
-    """Change the least that makes a start fit with its margin: first what keeps the outputs and the
-    capacity.
+    """Find the smallest change with which a start fits with its margin.
+
+    Changes that preserve outputs and capacity come first.
 
     Args:
         model: the model.
-        settings: the settings asked for.
-        permits: judges each change by the setting's name, its value and the new one; what it
-            refuses is solved in another way.
+        settings: the requested settings.
+        permits: judges each change by the setting's name, its old and its new value. If it refuses
+            a change, the search continues with another.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
-        SettingError: the engine would refuse the settings asked for.
+        SettingError: the engine would reject the requested settings.
     """
     found = _solved(model, settings, permits)
     if found is not None:
         return found
-    # On another device the engine has other defaults: the search starts from what the user gave,
-    # not from what was filled in.
+    # On another device the engine has other defaults, so the search begins with the user's
+    # settings, without defaults.
     ranks = _ranks(model, settings)
     gpu = _gpu(model, settings)
     offload = _offload(model, settings)
@@ -86,7 +87,7 @@ def fit(model: Model, settings: VllmSettings, permits: Permits = _anything) -> F
 
 
 def _solved(model: Model, settings: VllmSettings, permits: Permits) -> Fit | None:
-    """Return the first change of settings that is enough, None without one."""
+    """Return the first sufficient change of settings, or None."""
     asked = budget_start(model, settings)
     if asked.fits:
         return Fit(asked)
@@ -116,18 +117,18 @@ def _fits(model: Model, settings: VllmSettings) -> bool:
 
 
 def _fits_somehow(model: Model, settings: VllmSettings) -> bool:
-    """Whether it fits at this utilization or another."""
+    """Return whether the start fits at this or any other utilization."""
     return _fits(model, settings) or _utilization(model, settings) is not None
 
 
 def _ceiling(settings: VllmSettings, not_free_bytes: int) -> float:
-    """Return the largest utilization that what is free at the start allows, in whole steps."""
+    """Return the largest utilization that the free memory at the start allows, in whole steps."""
     free = (settings.gpu_total_bytes - not_free_bytes) / settings.gpu_total_bytes
     return max(0.0, _in_steps(math.floor, free))
 
 
 def _in_steps(rounded: Callable[[float], int], ratio: float) -> float:
-    """Round a utilization to a whole step, a number that a person would write."""
+    """Round a utilization to a whole step, like a person would write it."""
     if rounded is math.ceil:
         nudge = -1e-9
     else:
@@ -136,8 +137,9 @@ def _in_steps(rounded: Callable[[float], int], ratio: float) -> float:
 
 
 def _at_ceiling(model: Model, settings: VllmSettings) -> VllmSettings | None:
-    """Return the settings with the highest utilization at which all parts fit on the device; None
-    where it is theirs.
+    """Return the settings with the highest utilization at which all parts fit on the device.
+
+    Returns None if they already have it.
     """
     if settings.kv_cache_memory_bytes is not None:
         return None
@@ -148,11 +150,10 @@ def _at_ceiling(model: Model, settings: VllmSettings) -> VllmSettings | None:
 
 
 def _outside(settings: VllmSettings, shape: ModelShape, budget: StartBudget) -> int:
-    """Return the bytes outside the utilization: what is not free at the start, CUDA graphs and
-    sampling that come on top.
+    """Return the bytes outside the utilization: not free at the start, CUDA graphs, sampling.
 
-    Graphs that were never measured are counted at the upper end of their range: a start that fails
-    for them fails last.
+    Unmeasured graphs count with the upper end of their range, because a start that fails for them
+    fails last.
     """
     if counts_graphs(settings, shape):
         graphs = 0
@@ -164,7 +165,7 @@ def _outside(settings: VllmSettings, shape: ModelShape, budget: StartBudget) -> 
 
 
 def _utilization(model: Model, settings: VllmSettings) -> VllmSettings | None:
-    """Return the smallest higher utilization that fits, else the largest lower one.
+    """Return the smallest higher utilization that fits, or else the largest lower one.
 
     By the memory equation the pool grows by the device's size times the change, and nothing else
     changes.
@@ -173,7 +174,7 @@ def _utilization(model: Model, settings: VllmSettings) -> VllmSettings | None:
     top = _ceiling(settings, budget.not_free_bytes)
     if (
         settings.kv_cache_memory_bytes is not None
-    ):  # the utilization then only matters for whether the engine begins
+    ):  # the utilization then only decides whether the engine begins
         candidate = replace(settings, gpu_memory_utilization=top)
         if 0 < top < settings.gpu_memory_utilization and _fits(model, candidate):
             return candidate
@@ -190,8 +191,9 @@ def _utilization(model: Model, settings: VllmSettings) -> VllmSettings | None:
 
 
 def _pool(model: Model, settings: VllmSettings) -> VllmSettings | None:
-    """Solve a KV cache set in bytes: up to what one request needs, or down to what the device has
-    beside the rest.
+    """Solve a KV cache set in bytes.
+
+    Grow it to the need of one request, or shrink it to the device's remaining memory.
     """
     now = settings.kv_cache_memory_bytes
     if now is None:
@@ -215,9 +217,7 @@ def _pool(model: Model, settings: VllmSettings) -> VllmSettings | None:
 def _largest(
     model: Model, low: int, high: int, make: Callable[[int], VllmSettings], *, multiple: int = 1
 ) -> VllmSettings | None:
-    """Return the settings with the largest value from ``low`` up to below ``high`` that fits, in
-    whole multiples.
-    """
+    """Return the settings with the largest multiple from ``low`` to below ``high`` that fits."""
     low = -(-low // multiple)
     high = (high - 1) // multiple
     if high < low or not _fits(model, make(low * multiple)):
@@ -261,7 +261,7 @@ def _seqs(model: Model, settings: VllmSettings) -> VllmSettings | None:
 
 
 def _length(model: Model, settings: VllmSettings) -> VllmSettings | None:
-    now = settings.max_model_len or 0  # at most the model's own: the budget refuses more
+    now = settings.max_model_len or 0  # at most the model's own length: the estimator rejects more
     shortest = _SHORTEST_TOKENS
     encoder = encoder_of(model, settings)
     if (
@@ -271,7 +271,7 @@ def _length(model: Model, settings: VllmSettings) -> VllmSettings | None:
     ):
         shortest = max(
             shortest, encoder.tokens_per_item + 1
-        )  # a prompt with an image would be refused
+        )  # the engine would refuse a prompt with an image
     return _largest(
         model,
         shortest,
@@ -282,22 +282,19 @@ def _length(model: Model, settings: VllmSettings) -> VllmSettings | None:
 
 
 def solve(model: Model, settings: VllmSettings, name: str) -> StartBudget | None:
-    """Return the budget with this one setting changed so that the start fits, None where no value
-    of it is enough.
-    """
+    """Return the budget with one setting changed so that the start fits, or None."""
     if name not in _SOLVERS or (settings.device == "cpu" and name not in _ON_CPU):
         return None
     asked = budget_start(model, settings)
     if asked.fits:
-        return None  # the start failed of something that the model does not see
+        return None  # the start failed for a reason that the model does not cover
     found = _SOLVERS[name](model, asked.settings)
     if found is None:
         return None
     return budget_start(model, found)
 
 
-# In the order of what they cost: outputs and capacity kept, then speed, then requests at once, then
-# their length.
+# Ordered by cost: outputs and capacity preserved, then speed, then concurrency, then length.
 _SOLVERS: Final = {
     "kv_cache_memory_bytes": _pool,
     "gpu_memory_utilization": _utilization,
@@ -306,7 +303,7 @@ _SOLVERS: Final = {
     "max_num_seqs": _seqs,
     "max_model_len": _length,
 }
-# The CPU backend has no graphs, and no formula here gives what it holds while it profiles.
+# The CPU backend has no graphs, and no formula covers its profile.
 _ON_CPU: Final = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "max_model_len"})
 
 
@@ -319,10 +316,10 @@ def _changes(old: VllmSettings, new: VllmSettings) -> Iterator[tuple[str, Any, A
 
 
 def _ranks(model: Model, settings: VllmSettings) -> int | None:
-    """Return the smallest number of ranks, doubling, over which the sharded layers would fit."""
+    """Return the smallest number of ranks, doubling, with which the sharded layers would fit."""
     ranks = settings.tensor_parallel_size * 2
     while ranks <= _MOST_RANKS:
-        with contextlib.suppress(SettingError):  # heads that do not divide so
+        with contextlib.suppress(SettingError):  # a number of ranks that does not divide the heads
             if _fits_somehow(model, replace(settings, tensor_parallel_size=ranks)):
                 return ranks
         ranks *= 2
@@ -330,9 +327,7 @@ def _ranks(model: Model, settings: VllmSettings) -> int | None:
 
 
 def _offload(model: Model, settings: VllmSettings) -> int | None:
-    """Return the least offload to the host, in whole GiB, with which the same settings would fit;
-    None where none does.
-    """
+    """Return the smallest offload to the host in whole GiB with which it would fit, or None."""
     if settings.device == "cpu":
         return None
     most = -(-max(stage.weights_bytes for stage in budget_start(model, settings).stages) // GIB)
@@ -348,7 +343,7 @@ def _offload(model: Model, settings: VllmSettings) -> int | None:
 
 
 def _gpu(model: Model, settings: VllmSettings) -> int | None:
-    """Return the smallest device, in whole MiB, on which the same settings would fit."""
+    """Return the smallest device in whole MiB with which the same settings would fit."""
     low = settings.gpu_total_bytes // MIB
     high = _LARGEST_GPU_BYTES // MIB
     if not _fits_somehow(model, _on(settings, high * MIB)):
@@ -366,7 +361,7 @@ def _gpu(model: Model, settings: VllmSettings) -> int | None:
 
 
 def _on(settings: VllmSettings, total_bytes: int) -> VllmSettings:
-    """Return the settings on a device of another size, of which as many bytes are not free."""
+    """Return the settings on a device of another size with the same bytes not free."""
     free = settings.device_free_bytes
     if free is not None:
         free = total_bytes - (settings.gpu_total_bytes - free)

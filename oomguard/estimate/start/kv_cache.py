@@ -1,6 +1,6 @@
-"""vLLM's layout of the KV cache in closed form: groups of layers, blocks, tokens, requests at once.
+"""Compute vLLM's KV cache layout: groups of layers, blocks, tokens and concurrency.
 
-All groups draw equal blocks from one pool, so a model with several kinds of layers holds fewer
+All groups take equal blocks from one pool, so a model with several kinds of layers stores fewer
 tokens than the sum over its layers. Source: get_kv_cache_groups, unify_kv_cache_spec_page_size,
 get_kv_cache_config_from_groups and get_max_concurrency_for_kv_cache_config in
 vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), CrossAttentionSpec in
@@ -25,22 +25,21 @@ from oomguard.estimate.start.start import VllmSettings
 from oomguard.estimate.start.weights import stage_layers
 from oomguard.probe.host import multiplies_in_bfloat16
 
-# The most layers of one kind, in terms of the fewest of another, at which the fewer are padded to
-# the more.
+# If the largest group of layers has at most this many times the layers of the smallest, vLLM pads
+# the smaller groups.
 _PAD_UP_TO_RATIO: Final = 1.5
-# A latent cache next to states keeps whole multiples of this many tokens (MLA decode kernels).
+# A latent cache next to states uses multiples of this many tokens (MLA decode kernels).
 _LATENT_HYBRID_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class KvSettings:
-    """What the layout depends on: tokens a block, the longest request, tokens in flight, draft
-    tokens a step.
+    """Hold the inputs of the layout: block size, longest request, tokens in flight, draft tokens.
 
-    ``encoded_tokens`` is what layers that attend across keep for one request: vLLM takes a step's
-    tokens for it. With ``cached_states`` prefixes are cached, and a request also keeps the state
-    before its last block. The tokens of a request are spread over ``context_ranks``, each of which
-    has as many blocks (FullAttentionSpec.max_memory_usage_bytes, 0.10.2 to 0.32).
+    ``encoded_tokens`` is the cross-attention cache of one request; vLLM assumes a step's tokens.
+    With ``cached_states`` prefix caching is on, and a request also stores the state before its last
+    block. ``context_ranks`` share the tokens of a request, and each has as many blocks
+    (FullAttentionSpec.max_memory_usage_bytes, 0.10.2 to 0.32).
     """
 
     block_tokens: int
@@ -54,8 +53,9 @@ class KvSettings:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share one block table; ``pages_bytes`` is each layer's block, which holds
-    ``block_tokens``.
+    """Describe layers that share one block table.
+
+    ``pages_bytes`` is each layer's block with ``block_tokens`` tokens.
     """
 
     kind: str
@@ -66,12 +66,12 @@ class LayerGroup:
     checkpoints: int = 0
 
     def block_bytes(self, stage: Collection[int] | None = None) -> int:
-        """Return the bytes of one block in all its layers, or in those of a pipeline stage."""
+        """Return the bytes of one block in all its layers, or in a pipeline stage's."""
         pages = zip(self.layers, self.pages_bytes, strict=True)
         return sum(page for layer, page in pages if stage is None or layer in stage)
 
     def request_blocks(self, settings: KvSettings) -> int:
-        """Count the blocks that one request of the full length takes from the pool."""
+        """Count the blocks of one request of the full length."""
         length = settings.max_model_len
         if self.kind == "state":
             return settings.draft_tokens + (2 + self.checkpoints if settings.cached_states else 1)
@@ -79,7 +79,7 @@ class LayerGroup:
             return -(-settings.encoded_tokens // self.block_tokens)
         if self.kind == "sliding":
             held = min(self.window_tokens - 1 + settings.in_flight_tokens, length)
-            return -(-held // self.block_tokens) + 1  # a window need not begin where a block does
+            return -(-held // self.block_tokens) + 1  # a window can begin in the middle of a block
         if self.kind == "chunked":
             return -(
                 -min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens
@@ -90,21 +90,21 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The groups of a model under one engine's settings."""
+    """Hold the groups of a model under one engine's settings."""
 
     groups: tuple[LayerGroup, ...]
     settings: KvSettings
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in a block of attention; with several kinds of layers the smallest."""
+        """Return the tokens per attention block; with several kinds of layers the smallest."""
         return min(
             (group.block_tokens for group in self.groups if group.kind != "state"),
             default=self.settings.block_tokens,
         )
 
     def block_bytes(self, stage: Collection[int] | None = None) -> int:
-        """Return what one block takes from a rank's pool: the widest group's layers."""
+        """Return the bytes of one block in a rank's pool, by the widest group."""
         return max((group.block_bytes(stage) for group in self.groups), default=0)
 
     def request_blocks(self, max_model_len: int | None = None) -> int:
@@ -116,26 +116,27 @@ class KvLayout:
         return sum(group.request_blocks(settings) for group in self.groups)
 
     def blocks(self, pool_bytes: int, stage: Collection[int] | None = None) -> int:
-        """Count the blocks in a pool, including the one that vLLM keeps for itself."""
+        """Count the blocks in a pool, including vLLM's own null block."""
         size = self.block_bytes(stage)
         if size:
             return max(0, pool_bytes) // size
         return 0
 
     def max_concurrency(self, blocks: int) -> float:
-        """Return how many requests of the full length the blocks hold at once."""
+        """Return the number of requests of the full length that fit at once."""
         each = self.request_blocks()
         if each:
             return blocks / each
         return 0.0
 
     def tokens(self, blocks: int) -> int:
-        """Return the tokens that the engine logs: requests at once times their length."""
+        """Return the tokens in the engine's log: concurrency times length."""
         return int(self.max_concurrency(blocks) * self.settings.max_model_len)
 
     def tokens_of_groups(self, blocks: int) -> int:
-        """Return the tokens that earlier versions log: blocks shared by the groups, whatever a
-        request takes of each.
+        """Return the tokens in earlier versions' logs: blocks divided by the number of groups.
+
+        These versions ignore how many blocks a request takes from each group.
         """
         shortest = min((group.block_tokens for group in self.groups), default=0)
         if self.groups:
@@ -145,7 +146,7 @@ class KvLayout:
     def request_bytes(
         self, max_model_len: int | None = None, stage: Collection[int] | None = None
     ) -> int:
-        """Return the pool that one request of a length needs, without the null block."""
+        """Return the pool bytes that one request of a length needs, without the null block."""
         return self.request_blocks(max_model_len) * self.block_bytes(stage)
 
     def fits(
@@ -154,13 +155,11 @@ class KvLayout:
         max_model_len: int | None = None,
         stage: Collection[int] | None = None,
     ) -> bool:
-        """Whether one request of the length fits beside the null block."""
+        """Return whether one request of the length fits next to the null block."""
         return self.request_bytes(max_model_len, stage) <= pool_bytes - self.block_bytes(stage)
 
     def longest(self, pool_bytes: int, limit: int, stage: Collection[int] | None = None) -> int:
-        """Return the longest request up to ``limit`` tokens that fits, 0 where not one
-        token does.
-        """
+        """Return the longest request up to ``limit`` tokens that fits, or 0."""
         low = 0
         high = limit
         while low < high:
@@ -172,7 +171,7 @@ class KvLayout:
 
 
 def lay_out(caches: Iterable[LayerCache], settings: KvSettings) -> KvLayout:
-    """Lay a rank's layer caches out in groups, with the block size that vLLM ends with."""
+    """Lay out a rank's layer caches in groups, with vLLM's final block size."""
     layers = tuple(caches)
     settings, page_of_state = _align(layers, settings)
     pages = [_page(layer, settings.block_tokens, page_of_state) for layer in layers]
@@ -182,8 +181,9 @@ def lay_out(caches: Iterable[LayerCache], settings: KvSettings) -> KvLayout:
 
 
 def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSettings, int | None]:
-    """Grow the blocks of a hybrid model until an attention page holds a state; states are padded to
-    that page.
+    """Grow the blocks of a hybrid model until an attention page can store a state.
+
+    vLLM pads states to that page.
     """
     attention = [layer for layer in layers if layer.kind != "state"]
     states = [layer.state_bytes for layer in layers if layer.kind == "state"]
@@ -205,7 +205,7 @@ def _page(layer: LayerCache, block_tokens: int, page_of_state: int | None) -> in
 
 
 def _one_kind(layers: tuple[LayerCache, ...]) -> bool:
-    """Whether all layers need the same number of blocks, whatever their widths."""
+    """Return whether all layers need the same number of blocks, whatever their widths."""
     kinds = {(layer.kind, layer.window_tokens) for layer in layers}
     if len(kinds) != 1:
         return not kinds
@@ -234,8 +234,9 @@ def _one_group(
 def _unified(
     layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings
 ) -> list[tuple[LayerCache, int, int]]:
-    """Return each layer with its page and block: smaller pages take more tokens until all are as
-    wide as the widest.
+    """Return each layer with its page and block size.
+
+    Smaller pages get more tokens until all are as wide as the widest.
     """
     widest = max(pages)
     rows = []
@@ -246,8 +247,9 @@ def _unified(
 
 
 def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[LayerGroup, ...]:
-    """Form groups of equally many layers: as many as the rarest kind has, or as the most frequent
-    where they are close.
+    """Form groups of equally many layers.
+
+    Each has as many layers as the rarest kind, or the most frequent one if they are close.
     """
     buckets: dict[tuple[str, int, int, int, int], list[int]] = {}
     for layer, _, block in rows:
@@ -274,8 +276,7 @@ def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[LayerGroup, 
     return tuple(groups)
 
 
-# The KV cache of a start before its pool is known: each layer's cache, the draft's among them, and
-# how vLLM lays them out.
+# The KV cache of a start before its pool is known, including the draft's layers.
 
 KV_ELEMENT_BYTES: Final = {
     "fp8": 1.0,
@@ -290,8 +291,9 @@ KV_ELEMENT_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StartCaches:
-    """The layout of a rank's KV cache, and the numbers of the layers on each pipeline stage; a
-    draft stands on the last.
+    """Hold the layout of a rank's KV cache and the layers of each pipeline stage.
+
+    A draft is on the last stage.
     """
 
     caches: tuple[LayerCache, ...]
@@ -299,8 +301,9 @@ class StartCaches:
     stages: tuple[frozenset[int], ...]
 
     def token_bytes(self, layers: Collection[int]) -> int:
-        """Return the bytes of one token in ``layers``; sliding and chunked layers keep only the
-        last of them.
+        """Return the bytes of one token in ``layers``.
+
+        Sliding and chunked layers store only the last tokens.
         """
         return sum(c.token_bytes for c in self.caches if c.index in layers and c.kind != "cross")
 
@@ -310,7 +313,7 @@ def start_caches(model: Model, settings: VllmSettings) -> StartCaches:
 
     Raises:
         ConfigError: a number of the model's configuration is absurd.
-        SettingError: ``kv_cache_dtype`` or ``mamba_ssm_cache_dtype`` is not known.
+        SettingError: ``kv_cache_dtype`` or ``mamba_ssm_cache_dtype`` is unknown.
     """
     caches = _caches(model.shape, settings) + _draft_caches(model, settings)
     layers = model.shape.layers
@@ -326,7 +329,7 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
         element = KV_ELEMENT_BYTES[settings.kv_cache_dtype]
     else:
         raise SettingError(
-            f"kv_cache_dtype is {settings.kv_cache_dtype!r}",
+            f"kv_cache_dtype {settings.kv_cache_dtype!r} is not known",
             hint=f"one of auto, {', '.join(KV_ELEMENT_BYTES)}",
         )
     found = layer_caches(
@@ -343,10 +346,9 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
 
 
 def _state_bytes(settings: VllmSettings) -> int | None:
-    """Return the bytes of an element of a recurrent state, None for the model's own.
+    """Return the bytes per element of a recurrent state, or None for the model's own type.
 
-    The CPU backend takes float32 where its processor multiplies bfloat16 (vllm/platforms/cpu.py,
-    0.32).
+    The CPU backend uses float32 if its processor multiplies bfloat16 (vllm/platforms/cpu.py, 0.32).
     """
     if settings.mamba_ssm_cache_dtype != "auto":
         return element_bytes(settings.mamba_ssm_cache_dtype)
@@ -356,9 +358,7 @@ def _state_bytes(settings: VllmSettings) -> int | None:
 
 
 def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...]:
-    """Return the caches of a draft model or of the target's MTP layers, numbered behind the
-    target's own.
-    """
+    """Return the caches of a draft model or MTP layers, numbered after the target's own."""
     if model.speculation is None:
         return ()
     first = model.shape.layers
@@ -383,7 +383,7 @@ def _kv_settings(
     if cached is None:
         cached = since("hybrid_prefix_caching_since", settings.version)
     if settings.enable_prefix_caching is None and all(cache.kind == "state" for cache in caches):
-        cached = False  # of a model without attention vLLM caches prefixes only where it is told to
+        cached = False  # for a model without attention vLLM caches prefixes only on request
     return KvSettings(
         settings.block_size or _default_block_tokens(settings, model.shape),
         settings.max_model_len or 0,
@@ -407,10 +407,9 @@ def _default_block_tokens(settings: VllmSettings, shape: ModelShape) -> int:
 
 
 def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
-    """Count the steps scheduled before the last one is settled, whose tokens a window holds too
-    (config/vllm.py, 0.32).
+    """Count the scheduled steps whose tokens a window stores too (config/vllm.py, 0.32).
 
-    One for each pipeline stage; on a device one more, except for the first runner with a pipeline.
+    There is one per pipeline stage. A device adds one, except with the first runner and a pipeline.
     """
     stages = settings.pipeline_parallel_size
     if not since("steps_in_flight_since", settings.version):

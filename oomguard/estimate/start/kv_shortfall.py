@@ -1,9 +1,8 @@
-"""What a failed start needs of the KV cache, to the byte: by the model's configuration, with what
-was printed as the check.
+"""Compute the exact KV cache need of a failed start from the model's configuration.
 
-Printed figures are rounded to 0.01 GiB, and tokens or bytes in proportion take every layer for one
-that keeps all tokens. The layout knows blocks, groups and windows; it counts only where it agrees
-with what the engine printed.
+Printed numbers are rounded to 0.01 GiB, and proportional estimates assume that every layer caches
+all tokens. The layout knows blocks, groups and windows. It counts only if it agrees with the
+engine's printed numbers.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from oomguard.estimate.start.kv_cache import KvLayout, StartCaches, start_caches
 from oomguard.estimate.start.start import VllmSettings
 
 TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
-# A step of fewer tokens than this makes a prefill slow out of proportion; values are told in whole
-# multiples.
+# A step of fewer tokens makes a prefill disproportionately slow. Proposed values are multiples of
+# this.
 _FEWEST_STEP_TOKENS: Final = 64
-# The share of the longest request at which larger blocks are as good.
+# With larger blocks this share of the longest request is good enough.
 _NEARLY: Final = 0.99
-# A step of a few tokens reads prompts slowly: a length that is longer by less is not worth one.
+# Small steps make prompts slow, so a length must improve by more than this to be worth one.
 _WORTH_A_STEP: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class ExactKv:
-    """The KV cache of a start that failed, laid out as vLLM does, over all pipeline stages.
+    """Lay out the KV cache of a failed start like vLLM, over all pipeline stages.
 
     Attributes:
         model: the model.
-        given: vLLM's settings as they were given.
-        settings: the same, filled in.
+        given: vLLM's settings without defaults.
+        settings: the same settings with defaults.
         caches: the layout and the layers of each stage.
-        fewest_step_tokens: what a step holds at least: a token for every request that may run, and
-            what may not be cut.
+        fewest_step_tokens: the minimum of a step: one token per running request, and the tokens
+            that must not be split.
     """
 
     model: Model
@@ -54,25 +53,27 @@ class ExactKv:
 
     @property
     def layout(self) -> KvLayout:
-        """The groups of layers and their blocks."""
+        """Return the groups of layers and their blocks."""
         return self.caches.layout
 
     @property
     def block_bytes(self) -> int:
-        """One block on the stage where it is widest."""
+        """Return the bytes of one block on the stage where it is widest."""
         return max(self.layout.block_bytes(stage) for stage in self.caches.stages)
 
     @property
     def request_bytes(self) -> int:
-        """What one request of the full length takes, as the engine prints it: without the block
-        that it keeps for itself.
+        """Return the bytes of one request of the full length, as the engine prints it.
+
+        They exclude the engine's own null block.
         """
         return self.layout.request_blocks() * self.block_bytes
 
     @property
     def image_tokens(self) -> int | None:
-        """The tokens of one image of the largest size, None where prompts have no images or the
-        model does not tell it.
+        """Return the tokens of one image of the largest size.
+
+        Returns None if prompts have no images or the model does not define the size.
         """
         try:
             encoder = encoder_of(self.model, self.settings)
@@ -80,7 +81,7 @@ class ExactKv:
                 encoder is not None
                 and items_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
             )
-        except SettingError:  # limits or arguments of a form that only the engine reads
+        except SettingError:  # limits or arguments in a form that only the engine understands
             return None
         if encoder is not None and encoder.in_prompt and takes:
             return encoder.tokens_per_item
@@ -88,35 +89,29 @@ class ExactKv:
 
     @property
     def needed_blocks(self) -> int:
-        """The fewest blocks with which the engine starts."""
+        """Return the fewest blocks with which the engine starts."""
         return self.layout.request_blocks() + 1
 
     def requests_at_once(self, blocks: int) -> int:
-        """Return how many requests can ever run together: each takes at least what one
-        token takes.
-        """
+        """Return the largest possible concurrency, with one token per request."""
         return max(0, blocks - 1) // max(1, self.layout.request_blocks(1))
 
     def longest(self, blocks: int) -> int:
-        """Return the longest request, up to the length asked for, that so many blocks hold."""
+        """Return the longest request, up to the requested length, that fits in so many blocks."""
         return self.layout.longest(
             blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest
         )
 
     @property
     def step_follows_length(self) -> bool:
-        """Whether vLLM fills in a smaller step for a shorter request, and a step must hold what may
-        not be cut.
-        """
+        """Return whether vLLM shrinks the step for a shorter request, despite unsplit tokens."""
         return (
             self.given.max_num_batched_tokens is None
             and uncut_tokens(self.model.encoder, self.settings) > 0
         )
 
     def longest_with_its_step(self, blocks: int) -> int:
-        """Return the longest request that fits beside the step that vLLM fills in for it; 0 where
-        none does.
-        """
+        """Return the longest request that fits next to vLLM's default step for it, or 0."""
         low = 0
         high = self.settings.max_model_len or 0
         while low < high:
@@ -137,16 +132,12 @@ class ExactKv:
         )
 
     def fits_without_prefixes(self, blocks: int) -> bool:
-        """Return whether a request that does not fit does as soon as no prefixes are cached: a
-        recurrent layer keeps their states.
-        """
+        """Return whether a request only fits without prefix caching, which stores states."""
         without = self._as(replace(self.settings, enable_prefix_caching=False))
         return without.needed_blocks <= blocks < self.needed_blocks
 
     def step_tokens(self, blocks: int) -> int | None:
-        """Return the most tokens in a step with which the full length fits, None where a smaller
-        step does not help.
-        """
+        """Return the largest step with which the full length fits, or None if none helps."""
         low = self._least_step // _FEWEST_STEP_TOKENS
         high = ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS
         if high < low or self._with_step(low * _FEWEST_STEP_TOKENS).needed_blocks > blocks:
@@ -158,8 +149,9 @@ class ExactKv:
         return low * _FEWEST_STEP_TOKENS
 
     def step_and_length(self, blocks: int) -> tuple[int, int] | None:
-        """Return a step and the longest request that fits with it, where a smaller step alone is
-        not enough but helps much; else None.
+        """Return a step and the longest request that fits with it.
+
+        Returns None if a smaller step alone is enough or does not help much.
         """
         least = self._least_step
         step = self.settings.max_num_batched_tokens or 0
@@ -176,11 +168,10 @@ class ExactKv:
         return low * _FEWEST_STEP_TOKENS, best
 
     def block_tokens(self, pool_bytes: float, *, any_length: bool) -> int | None:
-        """Return the largest block, smaller than the one that was set, with which the pool holds a
-        request; None without one.
+        """Return the largest block below the setting with which a request fits, or None.
 
-        ``any_length``: the engine fits the length itself, so that blocks count with which it is
-        nearly as long as it can be.
+        ``any_length``: the engine chooses the length itself, so a block size counts if it allows
+        nearly the largest length.
         """
         lengths = {
             tokens: cache.longest(int(pool_bytes) // cache.block_bytes)
@@ -195,9 +186,7 @@ class ExactKv:
         )
 
     def _smaller_blocks(self) -> Iterator[tuple[int, ExactKv]]:
-        """Yield half the block that was set, half of that, and so on, each with the cache that it
-        makes.
-        """
+        """Yield half the block size, a quarter and so on, each with its cache."""
         tokens = self.settings.block_size or 0
         while (tokens := tokens // 2) > 0:
             settings = replace(self.settings, block_size=tokens)
@@ -227,8 +216,9 @@ class ExactKv:
 
 
 def exact_kv(start: FailedStart) -> ExactKv | None:
-    """Return the KV cache of a start; None where its configuration does not tell it, or the engine
-    would refuse the settings.
+    """Return the KV cache of a start.
+
+    Returns None if its configuration is not enough, or the engine would reject the settings.
     """
     if not start.model.exact:
         return None
@@ -249,12 +239,13 @@ def exact_kv(start: FailedStart) -> ExactKv | None:
 
 
 def kv_of(incident: Incident, model: str | None = None) -> ExactKv | None:
-    """Return the KV cache of the start behind an incident, None where it cannot be read here;
+    """Return the KV cache of the start behind an incident, or None if unreadable.
+
     ``model`` as in ``with_exact_need``.
     """
     if "max_model_len_tokens" not in incident.facts:
         return None
-    # What a request needs does not follow from the device's size.
+    # A request's need does not depend on the device's size.
     start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
     if start is None:
         return None
@@ -262,12 +253,11 @@ def kv_of(incident: Incident, model: str | None = None) -> ExactKv | None:
 
 
 def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
-    """Return the incident with the KV cache that one request needs, by the model's own
-    configuration.
+    """Return the incident with the KV cache need of one request, from the model's configuration.
 
-    It comes back unchanged where that cannot be computed. Where what was printed disagrees by more
-    than its rounding, the printed figures stay, and the incident says so. ``model`` is read in
-    place of the folder that the log names.
+    It returns unchanged if the need cannot be computed. If printed numbers disagree by more than
+    rounding, they stay, and the incident reports the conflict. oomguard reads ``model`` instead of
+    the log's folder.
     """
     found = kv_of(incident, model)
     if found is None:
@@ -277,8 +267,8 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     if contradicted is not None:
         return replace(incident, unknown=(*incident.unknown, contradicted))
     facts = dict(incident.facts)
-    # A start that never sized its cache prints no need: the engine's own block is part of what it
-    # lacks.
+    # A start that never sized its cache prints no need. The engine's null block is part of what is
+    # missing.
     blocks = found.needed_blocks - (incident.kind == TOO_SMALL)
     new: dict[str, int | None] = {
         "kv_cache_needed_bytes": blocks * found.block_bytes,
@@ -288,7 +278,7 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     }
     if (
         incident.number("max_model_len_tokens") or 0
-    ) <= 0:  # "auto": the need is that of the model's own length
+    ) <= 0:  # "auto": the need is for the model's own length
         new["max_model_len_tokens"] = found.settings.max_model_len
     if (
         pool_bytes := _pool_bytes(found, incident)
@@ -302,10 +292,10 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
             new["fitting_step_tokens"] = found.step_tokens(pool)
         if (
             found.step_follows_length
-        ):  # the engine's own estimate keeps the step of the length that was asked for
+        ):  # the engine's own estimate uses the step of the requested length
             new["estimated_max_model_len_tokens"] = found.longest_with_its_step(pool)
         elif "estimated_max_model_len_tokens" not in facts:
-            new["estimated_max_model_len_tokens"] = found.longest(pool)  # 0: not one token
+            new["estimated_max_model_len_tokens"] = found.longest(pool)  # 0: not even one token
     facts.update(
         {name: Fact(name, value, "config") for name, value in new.items() if value is not None}
     )
@@ -313,9 +303,9 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
 
 
 def _fits_the_length(incident: Incident) -> bool:
-    """Return whether the engine was to find the length that fits; it prints the model's own then.
+    """Return whether the engine should find the length itself; it then prints the model's own.
 
-    "auto" and -1 are read as a length that somebody set to none.
+    oomguard reads "auto" and -1 as a setting without a length.
     """
     asked = incident.settings.get("max_model_len")
     if asked is not None and (asked.set_by_user or asked.value is not None):
@@ -324,9 +314,7 @@ def _fits_the_length(incident: Incident) -> bool:
 
 
 def may_shrink_steps(found: ExactKv, incident: Incident) -> bool:
-    """Return whether steps may be made smaller: they hold parts of prompts, or it is known what
-    they must hold whole.
-    """
+    """Return whether steps may shrink: prompts can be split, or the unsplittable part is known."""
     if found.model.encoder is not None and not found.model.encoder.in_prompt:
         return True
     chunked = incident.settings.get("enable_chunked_prefill")
@@ -334,14 +322,12 @@ def may_shrink_steps(found: ExactKv, incident: Incident) -> bool:
 
 
 def _pool_bytes(found: ExactKv, incident: Incident) -> float | None:
-    """Return the bytes that the failed start had at least for its blocks, None where nothing tells
-    them.
-    """
+    """Return the minimum of bytes that the failed start had for its blocks, or None."""
     given = incident.number("kv_cache_memory_bytes")
     left = incident.number("kv_cache_available_bytes")
     if given is not None or left is None:
         return given
-    # What the engine prints there is what is left beside the block that it keeps for itself.
+    # The engine prints the memory without its own null block there.
     return (
         left
         - incident.slack("kv_cache_available_bytes")
@@ -350,7 +336,7 @@ def _pool_bytes(found: ExactKv, incident: Incident) -> float | None:
 
 
 def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
-    """Return the blocks that the failed start had at least, None where nothing tells them."""
+    """Return the minimum of blocks that the failed start had, or None if unknown."""
     override = incident.number("num_gpu_blocks_override")
     if override is not None:
         return int(override)
@@ -363,8 +349,9 @@ def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
 
 
 def contradiction_of(found: ExactKv, incident: Incident) -> str | None:
-    """Return which printed figure the layout does not give, None where it agrees with all: then it
-    counts, else what was printed.
+    """Return a sentence about a printed number that the layout contradicts, or None.
+
+    If there is one, the printed number counts, otherwise the layout.
     """
     return next(_contradictions(found, incident, pool_blocks(found, incident)), None)
 
@@ -374,9 +361,9 @@ def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Ite
     slack = incident.slack("kv_cache_needed_bytes")
     if needed is not None and abs(needed - found.request_bytes) > slack:
         yield (
-            f"how the KV cache is laid out: one request needs {format_gib(found.request_bytes)} by "
-            "the model's "
-            f"configuration, {format_rounded(needed, slack)} as printed, which counts"
+            f"KV cache layout: one request needs {format_gib(found.request_bytes)} by the "
+            f"model's configuration, but {format_rounded(needed, slack)} as printed; the "
+            "printed number counts"
         )
     estimate = incident.number("estimated_max_model_len_tokens")
     if (
@@ -391,6 +378,6 @@ def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Ite
     longest = found.longest(pool)
     if longest > estimate or (is_exact and longest < estimate):
         yield (
-            f"how the KV cache is laid out: {longest} tokens fit by the model's configuration, "
-            f"{int(estimate)} as printed, which counts"
+            f"KV cache layout: {longest} tokens fit by the model's configuration, but "
+            f"{int(estimate)} as printed; the printed number counts"
         )

@@ -1,8 +1,7 @@
-"""The parts of a start that no formula gives: non-torch memory, CUDA graphs, and what is not free
-when the engine starts.
+"""Estimate the parts of a start without a formula: non-torch memory, CUDA graphs, and the rest.
 
-They are priors by version, ranks and links between them, until a start of the model has measured
-them (calibration.py).
+They are priors by version, ranks and links until a start of the model was measured
+(calibration.py).
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from oomguard.estimate.start.start import VllmSettings
 
 @dataclass(frozen=True, slots=True)
 class FixedParts:
-    """Bytes of each part on one GPU; the uncertainties are to either side.
+    """Report the bytes of each part on one GPU, with uncertainties in both directions.
 
-    ``counted_cudagraph_bytes`` is what the version takes out of its utilization for CUDA graphs,
-    ``cudagraph_bytes`` what they take in the end. ``not_free_bytes`` is all that is not free at the
-    start: the CUDA context where nothing else is known.
+    ``counted_cudagraph_bytes`` is the version's deduction from its utilization for CUDA graphs,
+    ``cudagraph_bytes`` their final size. ``not_free_bytes`` is all memory not free at the start:
+    the CUDA context if nothing else is known.
     """
 
     non_torch_bytes: int = 0
@@ -43,12 +42,12 @@ class FixedParts:
 
     @property
     def used_bytes(self) -> int:
-        """All of it, when the engine runs."""
+        """Return the total of all parts once the engine runs."""
         return self.non_torch_bytes + self.cudagraph_bytes + self.not_free_bytes
 
 
 def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
-    """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
+    """Return whether this version deducts its CUDA graph estimate from the utilization."""
     runner = model_runner(settings.version, shape)
     counted = bool(constant("cudagraph_accounting", settings.version, runner=runner)["subtracted"])
     there = not is_rocm(settings) or since("rocm_graphs_counted_since", settings.version)
@@ -56,7 +55,7 @@ def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
 
 
 def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
-    """Return the priors, corrected by what a start of the model measured."""
+    """Return the priors, corrected by a measured start of the model."""
     if settings.device == "cpu":
         found = FixedParts()
     else:
@@ -108,8 +107,9 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 
 def _left_out(settings: VllmSettings, linked: int) -> int:
-    """Return what the priors hold of a custom all-reduce that is switched off: more than two ranks
-    have one over links only.
+    """Return the priors' share of a custom all-reduce that is off.
+
+    More than two ranks only have one over links.
     """
     off = settings.disable_custom_all_reduce and (
         linked or settings.tensor_parallel_size == UNLINKED_RANKS
@@ -120,11 +120,10 @@ def _left_out(settings: VllmSettings, linked: int) -> int:
 
 
 def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:
-    """Return by how much a start may have less where the GPU shares the host's memory: what reading
-    its weights adds to the page cache.
+    """Return the page cache that a start may lose if the GPU shares the host's memory.
 
-    Versions that take the driver's word for what is free count it as their own, unless the files
-    are in it already. Others have 0.
+    Reading the weights fills the page cache. Versions that trust the driver's free memory count it
+    as their own, unless it already contains the files. Other versions have 0.
     """
     counted = settings.unified_memory and not since("page_cache_counted_until", settings.version)
     if counted and settings.device != "cpu":
@@ -135,10 +134,10 @@ def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:
 def uncertainties(
     settings: VllmSettings, fixed: FixedParts, peak_uncertainty_bytes: int
 ) -> Iterator[int]:
-    """Yield the bytes by which the parts may be off, each independent of the others.
+    """Yield the uncertainty of each independent part in bytes.
 
-    After a measured start that is what its printed figures leave open, and the prior's own for a
-    part that was measured under other settings.
+    After a measured start it is the rounding of its printed numbers. Parts measured under other
+    settings use the prior's uncertainty.
     """
     measured = settings.correction
     if measured is None:

@@ -1,6 +1,4 @@
-"""The records of a start before it is made: vLLM's settings, and where the bytes of each GPU go
-under them.
-"""
+"""Define the records of a planned start: vLLM's settings, and the bytes of each GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ from oomguard.core.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a start of this model measured beyond the model's own sum, in bytes, part by part.
+    """Hold the difference between a measured start and the model's sum, in bytes by part.
 
-    ``source`` names the start. ``uncertainty_bytes`` is what its printed figures leave open; it
-    takes the place of the priors' own for a start with the rows, tokens and graphs that were
-    measured.
+    ``source`` names the start. ``uncertainty_bytes`` is the rounding of its printed numbers. It
+    replaces the priors' uncertainty for a start with the same rows, tokens and graphs.
     """
 
     source: str
@@ -33,15 +30,14 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """vLLM's settings by their own names; None stands for the engine's default.
+    """Hold vLLM's settings by their own names; None is the engine's default.
 
-    ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the
-    CUDA context; ``device_free_from`` says what it was taken from, where it is an assumption.
-    ``driver_version``: the NVIDIA driver's, None where it is not known. ``unified_memory``: whether
-    the host's own programs take of it too. ``compile_cache_entry``: whether vLLM's compile cache
-    may have an entry of this start, None where it cannot be seen. ``peak_activation_ratio`` is by
-    how much the peak is larger at least than by the model's sum, where a start failed before it was
-    measured.
+    ``device_free_bytes`` is the device's free memory at the start; None means all except the CUDA
+    context. ``device_free_from`` is its source if it is an assumption. ``driver_version`` is the
+    NVIDIA driver's; None if unknown. ``unified_memory``: whether the host's programs share the
+    memory. ``compile_cache_entry``: whether vLLM's compile cache may have an entry of this start;
+    None if it is not visible. ``peak_activation_ratio`` is the minimum ratio of the peak to the
+    model's sum, for a start that failed before its measurement.
     """
 
     version: Version
@@ -88,18 +84,18 @@ class VllmSettings:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One rank of a pipeline stage, in bytes.
+    """Report one rank of a pipeline stage, in bytes.
 
     Attributes:
         number: the stage, from 0.
-        weights_bytes: the weights, a draft's and the LoRA slots included.
+        weights_bytes: the weights, including a draft's and the LoRA slots.
         peak_activation_bytes: the peak that the start measures.
-        pool_bytes: the KV cache's pool, below zero where the rest leaves none.
-        request_bytes: what one request of the full length takes of it.
-        block_bytes: the block that vLLM keeps for itself.
-        unprofiled_bytes: what sampling takes at its first use, beyond the peak.
-        used_bytes: all that the device holds when the engine runs, including what was not free at
-            the start.
+        pool_bytes: the KV cache's pool, negative if the other parts leave none.
+        request_bytes: one request of the full length in the pool.
+        block_bytes: vLLM's own null block.
+        unprofiled_bytes: additional memory of sampling at its first use, beyond the peak.
+        used_bytes: all device memory in use while the engine runs, including memory not free at the
+            start.
     """
 
     number: int
@@ -113,45 +109,45 @@ class Stage:
 
     @property
     def needed_bytes(self) -> int:
-        """The smallest pool for one request of the full length beside the block that vLLM keeps for
-        itself.
-        """
+        """Return the smallest pool for one request of the full length and the null block."""
         return self.request_bytes + self.block_bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StartBudget(Record):
-    """The budget of the fullest GPU, in bytes, and what its KV cache holds.
+    """Report the fullest GPU's budget in bytes, and the capacity of its KV cache.
 
     Attributes:
         model: the model as the user named it.
-        settings: vLLM's settings, filled in as the engine would.
-        requested_bytes: what the utilization allows the engine.
+        settings: vLLM's settings with the engine's defaults.
+        requested_bytes: the memory that the utilization allows the engine.
         weights_bytes: the model's own weights.
         draft_weights_bytes: a draft model's weights.
         lora_bytes: the slots of LoRA adapters.
         peak_activation_bytes: the peak that the start measures.
-        compile_bytes: the share of that peak that only a first start has, which compiles; its
-            compile cache makes it 0.
-        page_cache_bytes: what the start may count besides, of the host's page cache that its
-            weights' files fill; 0 where no start does.
+        compile_bytes: the part of that peak that only a first, compiling start has; a compile cache
+            entry makes it 0.
+        page_cache_bytes: host page cache of the weight files that the engine may count as used; 0
+            if it does not.
         cudagraph_bytes: CUDA graphs.
-        non_torch_bytes: what torch does not allocate: NCCL, libraries.
-        not_free_bytes: what is not free at the start; the CUDA context where nothing else is known.
-        prompt_logprobs_bytes: what log-probabilities of prompts take on top; no start reserves it.
-        kv_cache_pool_bytes: the pool of the KV cache, below zero where the rest leaves none.
-        kv_bytes_per_token: one token in every layer that keeps tokens.
+        non_torch_bytes: memory that torch does not allocate: NCCL, libraries.
+        not_free_bytes: memory that is not free at the start; the CUDA context if nothing else is
+            known.
+        prompt_logprobs_bytes: additional memory of prompt log-probabilities, which no start
+            reserves.
+        kv_cache_pool_bytes: the pool of the KV cache, negative if the other parts leave none.
+        kv_bytes_per_token: one token in every layer that caches tokens.
         kv_cache_blocks: blocks in the pool.
-        block_tokens: tokens in a block.
-        kv_cache_tokens: tokens that the engine logs: requests at once times their length.
+        block_tokens: tokens per block.
+        kv_cache_tokens: tokens in the engine's log: concurrency times length.
         max_concurrency: requests of the full length at once.
         longest_request_tokens: the longest request that fits.
-        uncertainty_bytes: by how much the pool may be off, to either side.
+        uncertainty_bytes: the uncertainty of the pool in both directions.
         stages: the pipeline stages.
-        assumptions: what was neither given nor read, a line each.
-        reasons: why it does not fit, a line each; empty where it does.
-        kept_back_bytes: what the pool is smaller by than the parts leave, as starts of other
-            versions and GPUs took beyond theirs.
+        assumptions: one line for each value that was neither given nor read.
+        reasons: one line for each reason why it does not fit; empty if it fits.
+        kept_back_bytes: the pool's safety reserve, because starts of other versions and GPUs
+            exceeded their parts.
     """
 
     model: str
@@ -182,18 +178,19 @@ class StartBudget(Record):
 
     @property
     def fits(self) -> bool:
-        """Whether the engine would start with these settings."""
+        """Return whether the engine would start with these settings."""
         return not self.reasons
 
     @property
     def margin_bytes(self) -> int:
-        """What the pool has beyond one request of the full length, on the stage with the least."""
+        """Return the pool bytes beyond one request of the full length, on the tightest stage."""
         return min(stage.pool_bytes - stage.needed_bytes for stage in self.stages)
 
     @property
     def has_margin(self) -> bool:
-        """Whether it still fits when the pool is smaller by its uncertainty; a pool set in bytes is
-        certain.
+        """Return whether it still fits with a pool smaller by its uncertainty.
+
+        A pool set in bytes is certain.
         """
         set_in_bytes = self.settings.kv_cache_memory_bytes is not None
         return self.fits and (set_in_bytes or self.margin_bytes >= self.uncertainty_bytes)

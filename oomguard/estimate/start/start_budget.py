@@ -1,8 +1,7 @@
-"""Where the bytes of each GPU go when vLLM starts with a model under given settings, before
-anything is started.
+"""Estimate the bytes of each GPU when vLLM starts a model, before anything runs.
 
-The pool of the KV cache is what the utilization leaves: ``total * utilization - weights -
-activation peak - non-torch memory - CUDA graphs``, the last where the version counts them
+The pool of the KV cache is the rest of the utilization: ``total * utilization - weights -
+activation peak - non-torch memory - CUDA graphs``. The last part counts only in some versions
 (vllm/v1/worker/gpu_worker.py, determine_available_memory, 0.33).
 """
 
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.core.facts import format_gib
-from oomguard.estimate.constants import constant, kept_back, measured_groups, pool_range, since
+from oomguard.estimate.constants import constant, measured_groups, pool_range, safety_reserve, since
 from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import ModelShape
@@ -23,7 +22,7 @@ from oomguard.estimate.start.activations import (
     peak_activation,
     prompt_logprobs_bytes,
 )
-from oomguard.estimate.start.cuda_graphs import is_first_engine, of_old_driver
+from oomguard.estimate.start.cuda_graphs import is_first_engine, old_driver_note
 from oomguard.estimate.start.defaults import is_rocm, known_gpu, refuse_impossible, with_defaults
 from oomguard.estimate.start.encoder_profile import (
     EncoderProfile,
@@ -42,37 +41,34 @@ from oomguard.estimate.start.non_torch import (
 from oomguard.estimate.start.start import Correction, Stage, StartBudget, VllmSettings
 from oomguard.estimate.start.weights import StartWeights, first_of_fullest, start_weights
 
-# What a plan keeps back of a pool: what starts elsewhere took beyond the parts that a plan knows.
+# A plan reserves some of the pool, because other starts used more than the known parts.
 #
-# A pool that is planned too large costs a start, one that is too small costs some requests. So the
-# figure of a plan is not the middle of where starts lay but one that six in ten reached: the parts,
-# less a share of the device. Of a version on a GPU of which several starts were measured the parts
-# are known, and nothing is kept back. benchmarks/fit_constants.py measures both and writes them to
-# fitted.toml.
+# A pool that is planned too large costs a start, one that is too small costs some requests. So a
+# plan's number is not the average but one that six in ten starts reached: the parts minus a share
+# of the device. A version and GPU with several measured starts need no reserve.
+# benchmarks/fit_constants.py measures both and writes them to fitted.toml.
 
 
-def kept_back_bytes(settings: VllmSettings) -> int:
-    """Return what a start's pool is planned smaller by than its parts leave.
+def reserve_bytes(settings: VllmSettings) -> int:
+    """Return the bytes that a plan reserves from a start's pool.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
     """
-    told = settings.correction is not None or settings.kv_cache_memory_bytes is not None
-    if settings.device == "cpu" or told or _is_measured(settings):
+    is_known = settings.correction is not None or settings.kv_cache_memory_bytes is not None
+    if settings.device == "cpu" or is_known or _is_measured(settings):
         return 0
-    return round(kept_back()["device_ratio"] * settings.gpu_total_bytes)
+    return round(safety_reserve()["device_ratio"] * settings.gpu_total_bytes)
 
 
-def of_kept_back(kept_bytes: int) -> str:
-    """Return the sentence on what is kept back."""
-    share = f"{kept_back()['quantile']:.0%} of starts of other versions and GPUs"
-    return f"kept back: {format_gib(kept_bytes)}, what {share} took beyond these parts at most"
+def reserve_note(kept_bytes: int) -> str:
+    """Return the sentence about the reserve."""
+    share = f"{safety_reserve()['quantile']:.0%} of starts of other versions and GPUs"
+    return f"reserve: {format_gib(kept_bytes)}, the most that {share} used beyond these parts"
 
 
 def _is_measured(settings: VllmSettings) -> bool:
-    """Whether several starts of this version on this GPU are among those that the constants come
-    from.
-    """
+    """Return whether the constants come from several starts of this version and GPU."""
     gpu = known_gpu(settings)
     version = settings.version
     return (
@@ -80,19 +76,18 @@ def _is_measured(settings: VllmSettings) -> bool:
     )
 
 
-# By how much a planned pool may be off: its parts' own spread, widened until nine in ten of
-# published starts lie inside.
+# The uncertainty of a planned pool is its parts' own spread, widened to include nine in ten
+# published starts.
 #
-# benchmarks/fit_constants.py measures the factors, each group of a version and a device by the
-# others, and writes them to fitted.toml.
+# benchmarks/fit_constants.py measures the factors and writes them to fitted.toml. It predicts each
+# group of a version and a device from the others.
 
 
 def kind_of_start(shape: ModelShape, settings: VllmSettings) -> str:
-    """Return what starts are told apart by: ``several`` GPUs, ``plain`` for a dense model of text
-    on one of its own, else ``other``.
+    """Return the kind of a start: ``several`` GPUs, ``plain``, or ``other``.
 
-    Else are experts, latent or recurrent layers, encoders and memory that the host's programs
-    share.
+    ``plain`` is a dense text model on one GPU. ``other`` covers experts, latent or recurrent
+    layers, encoders, and memory shared with the host.
     """
     if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
         return "several"
@@ -106,24 +101,22 @@ def kind_of_start(shape: ModelShape, settings: VllmSettings) -> str:
 
 
 def widened_bytes(shape: ModelShape, settings: VllmSettings, sources_bytes: Iterable[int]) -> int:
-    """Return the range of a pool to either side, of the spreads of its independent parts."""
+    """Return a pool's uncertainty in both directions from its independent parts' spreads."""
     known = pool_range(kind_of_start(shape, settings))
     share = known["device_ratio"] * settings.gpu_total_bytes
     return round(known["factor"] * math.hypot(*sources_bytes, share))
 
 
-# What a start measures at least while it compiles: with an empty compile cache the peak has a floor
-# of about one embedding table.
+# With an empty compile cache the peak has a minimum of about one embedding.
 #
-# A second start of the same settings loads the compiled graphs from vLLM's cache, and its peak is
-# without the floor. In some versions it may count the table's memory once more after it was freed.
+# A second start with the same settings loads the compiled graphs from vLLM's cache and has no such
+# minimum. In some versions it may count the embedding's memory once more after the free.
 
 
 def compile_floor_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the least peak of a start that compiles, on a rank with the embedding; 0 for one that
-    does not.
+    """Return the minimum peak of a compiling start on a rank with the embedding, or 0.
 
-    A model of text and images looks its embeddings up before what is compiled.
+    A model of text and images uses its embedding before the compiled part.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -137,11 +130,10 @@ def compile_floor_bytes(settings: VllmSettings, shape: ModelShape) -> int:
 
 
 def pinned_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return what may stay of the freed table beside the peak of a start that compiles, in versions
-    where a small tensor can pin its block.
+    """Return the bytes of the freed embedding that may remain next to a compiling start's peak.
 
-    Published starts had it on some machines and not on others, for no reason that the sources give:
-    a plan names it, and does not count it.
+    In some versions a small tensor can pin its block. Published starts had this on some machines
+    only, for no reason that the sources show, so a plan mentions it but does not count it.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -166,14 +158,13 @@ def _tables_bytes(settings: VllmSettings, shape: ModelShape) -> int:
     return 0
 
 
-# How far the cache may be off, as a share of one request, where the configuration has fields that
-# are not read.
+# The uncertainty of the cache as a share of one request, if the configuration has unread fields.
 _UNREAD_RATIO: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a start is summed up from; ``requested_bytes`` is what its utilization allows."""
+    """Hold the parts of a start; ``requested_bytes`` is what its utilization allows."""
 
     model: Model
     settings: VllmSettings
@@ -182,23 +173,22 @@ class _Parts:
     caches: StartCaches
     fixed: FixedParts
     encoder: EncoderProfile | None
-    kept_back_bytes: int
+    reserve_bytes: int
 
 
 def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
-    """Budget one start of vLLM.
+    """Estimate one start of vLLM.
 
     Args:
         model: the model, read with the settings' own data type, quantization and draft.
-        settings: vLLM's settings; what is None is filled in as the engine would.
+        settings: vLLM's settings; None values get the engine's defaults.
 
     Returns:
-        The budget of the fullest GPU, in bytes. It also says why the start does not fit, where it
-        does not.
+        The budget of the fullest GPU, in bytes, with the reasons if the start does not fit.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
-        SettingError: the engine would refuse a setting, or its value is not known here.
+        SettingError: the engine would reject a setting, or oomguard does not know its value.
     """
     assumed = list(model.assumptions)
     parts = _parts(model, with_defaults(settings, model.shape, assumed), assumed)
@@ -226,17 +216,19 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         page_cache = 0
     if page_cache:
         assumed.append(
-            f"unified memory: vLLM {settings.version} counts the host's page cache as its own, "
-            f"up to {format_gib(page_cache)} more where the weights' files are not in it yet"
+            f"unified memory: vLLM {settings.version} counts the host's page cache as its "
+            f"own, up to {format_gib(page_cache)} more if it does not contain the weight "
+            "files yet"
         )
     if later := stages[-1].unprofiled_bytes:
         assumed.append(
-            f"sampler: {format_gib(later)} more at its first use than this version's start reserves"
+            f"sampler: needs {format_gib(later)} more at its first use than this "
+            "version's start reserves"
         )
-    if older := of_old_driver(settings, fixed.cudagraph_bytes):
+    if older := old_driver_note(settings, fixed.cudagraph_bytes):
         assumed.append(older)
-    if parts.kept_back_bytes:
-        assumed.append(of_kept_back(parts.kept_back_bytes))
+    if parts.reserve_bytes:
+        assumed.append(reserve_note(parts.reserve_bytes))
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
@@ -273,46 +265,45 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         stages=stages,
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(parts, stages)),
-        kept_back_bytes=parts.kept_back_bytes,
+        kept_back_bytes=parts.reserve_bytes,
     )
 
 
 def _of_first_start(settings: VllmSettings, cold_bytes: int, pinned_bytes: int) -> str:
-    """Return the sentence on both starts, and on the next one where the compile cache
-    can be seen.
-    """
-    said = (
+    """Return the sentence about a first and a second start, and the next one if predictable."""
+    sentence = (
         "activations: of a first start, which compiles; a second one leaves "
         f"{format_gib(cold_bytes)} more"
     )
     if pinned_bytes and not settings.compile_cache_entry:
-        said += (
-            f", some first ones of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
+        sentence += (
+            f", some first starts of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
         )
     if settings.compile_cache_entry is None:
-        return said
+        return sentence
     if settings.compile_cache_entry:
         return (
-            f"{said}; the next may be that: the compile cache has an entry of such a model, made "
-            "under these settings or others"
+            f"{sentence}; the next start may be such a second one, because the compile cache "
+            "has an entry of a similar model"
         )
     return (
-        f"{said}; the next is a first one: the compile cache has no entry of such a model on as "
-        "many GPUs"
+        f"{sentence}; the next start is a first one, because the compile cache has no entry "
+        "of such a model on as many GPUs"
     )
 
 
 def _of_least(least: Stage, shown: Stage) -> str:
-    """Return the sentence on the stage whose pool all others' is cut to (get_kv_cache_configs in
-    vllm/v1/core/kv_cache_utils.py).
+    """Return the sentence about the stage with the smallest pool, which limits all others.
+
+    Source: get_kv_cache_configs in vllm/v1/core/kv_cache_utils.py.
     """
     held = (
         f"{format_gib(least.peak_activation_bytes)} of activations leave it "
         f"{format_gib(least.pool_bytes)}"
     )
     return (
-        f"pipeline: the tokens are those of stage {least.number}, {held}; the parts are of stage "
-        f"{shown.number}, which vLLM logs first"
+        f"pipeline: the tokens are for stage {least.number}, {held}; the parts are for "
+        f"stage {shown.number}, which vLLM logs first"
     )
 
 
@@ -330,23 +321,24 @@ def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
         start_caches(model, settings),
         fixed_parts(settings, model.shape),
         _encoder(model, settings, assumed),
-        kept_back_bytes(settings),
+        reserve_bytes(settings),
     )
 
 
 def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> EncoderProfile | None:
-    """Profile the encoder and record the result as an assumption; None if absent or disabled."""
+    """Estimate the encoder's profile and record it as an assumption; None if absent or disabled."""
     if not model.shape.has_encoder or settings.device == "cpu":
         return None
     if settings.skip_mm_profiling:
         assumed.append(
-            "images, audio and video: not profiled (skip_mm_profiling): what the encoder takes "
-            "comes on top"
+            "images, audio and video: not profiled (skip_mm_profiling), so the encoder "
+            "needs additional memory"
         )
         return None
     if (encoder := encoder_of(model, settings)) is None:
         assumed.append(
-            "images, audio and video: what the encoder takes while it is profiled is not counted"
+            "images, audio and video: the estimate excludes the encoder's memory while "
+            "vLLM profiles it"
         )
         return None
     found = profile_encoder(encoder, settings, model.shape.dtype_bytes)
@@ -367,8 +359,9 @@ def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
 
 
 def _peak(parts: _Parts, number: int) -> ActivationPeak:
-    """Return the activation peak of a stage: the language model's beside the encoder's outputs, or
-    the encoder's own.
+    """Return the activation peak of a stage.
+
+    It is the language model's with the encoder's outputs, or the encoder's own.
     """
     settings = parts.settings
     encoder = parts.encoder
@@ -410,7 +403,7 @@ def _peak(parts: _Parts, number: int) -> ActivationPeak:
 
 
 def _profiled_rows(parts: _Parts) -> int:
-    """Return the requests that the sampler is profiled with."""
+    """Return the requests in the sampler's profile."""
     settings = parts.settings
     encoder = encoder_of(parts.model, parts.settings)
     if encoder is not None and profiles_seats(settings.version):
@@ -433,7 +426,7 @@ def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
             - fixed.non_torch_bytes
             - fixed.counted_cudagraph_bytes
         )
-        pool -= parts.kept_back_bytes
+        pool -= parts.reserve_bytes
     if settings.device == "cpu":
         later = 0
     else:
@@ -451,11 +444,9 @@ def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
 
 
 def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]) -> int:
-    """Return by how many bytes the pool may be off: the root of the summed squares of independent
-    sources.
+    """Return the pool's uncertainty in bytes: the root of the summed squares of its sources.
 
-    Without a measured start of the model it is widened to what published starts show
-    (pool_range.py).
+    Without a measured start of the model it is widened to the range of published starts.
     """
     sources = list(
         uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks))
@@ -467,7 +458,7 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Activatio
         if parts.settings.compile_cache_entry is not False:
             sources.append(
                 max(peak.compile_bytes for peak in peaks)
-            )  # a second start is without it
+            )  # a second start does not have it
         else:
             sources.append(max(peak.pinned_bytes for peak in peaks))  # not every first start has it
     if not parts.model.exact:
@@ -478,7 +469,7 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Activatio
 
 
 def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
-    """Yield why the start does not fit; nothing where it does."""
+    """Yield the reasons why the start does not fit."""
     settings = parts.settings
     requested = parts.requested_bytes
     total = settings.gpu_total_bytes
@@ -488,7 +479,7 @@ def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
             has = "an empty GPU has"
         else:
             has = "this one has"
-        wants = f"the engine wants {format_gib(requested)} free at its start"
+        wants = f"the engine needs {format_gib(requested)} free at its start"
         yield f"{wants}, {has} {format_gib(free)}"
     for stage in stages:
         if len(stages) > 1:
@@ -503,6 +494,9 @@ def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
         ):
             length = settings.max_model_len
             need = format_gib(stage.request_bytes)
-            yield f"one request of {length} tokens needs {need} of KV cache{where}, {pool} is there"
+            yield (
+                f"one request of {length} tokens needs {need} of KV cache{where}, but "
+                f"{pool} is available"
+            )
         if stage.used_bytes > total:
             yield f"all parts{where} take {format_gib(stage.used_bytes)} of {format_gib(total)}"

@@ -1,6 +1,4 @@
-"""Weights of a start on each pipeline stage: the model's, those of a draft, and the slots of LoRA
-adapters.
-"""
+"""Compute a start's weights per pipeline stage: the model's, a draft's, and LoRA slots."""
 
 from __future__ import annotations
 
@@ -33,24 +31,24 @@ from oomguard.estimate.start.defaults import mxfp4_padding, nvfp4_padding
 from oomguard.estimate.start.encoder_profile import items_per_prompt
 from oomguard.estimate.start.start import VllmSettings
 
-# What the engine makes of latent attention's weights once they are loaded: products of two
-# matrices, or one of them unpacked.
+# After loading, the engine converts latent attention's weights: it multiplies two matrices, or
+# unpacks one.
 #
 # Source: process_weights_after_loading in vllm/attention/backends/mla/utils.py, 0.7.3 (0.7.1 to
-# 0.7; later versions multiply as they go, and keep the key-value projection of an FP8 checkpoint in
-# half precision beside it). Of a query of A inputs, N heads on a rank, latent vectors of C, rotary
-# dimensions R and H outputs a layer keeps ``A * N * C`` and ``N * C * H`` elements, of one byte
-# where the checkpoint is in FP8; ``A * N * R``, and of a quantised checkpoint the whole key-value
-# projection, in half precision.
+# 0.7). Later versions multiply at run time and store an FP8 checkpoint's key-value projection in
+# half precision as well. A is a query's inputs, N the heads on a rank, C the latent vector, R the
+# rotary dimensions, and H the outputs. A layer then has ``A * N * C`` and ``N * C * H`` elements,
+# one byte each for an FP8 checkpoint. In half precision it has ``A * N * R``, and for a quantized
+# checkpoint the whole key-value projection.
 
 
 def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: int) -> int:
-    """Return the bytes of so many layers on one rank; 0 for other models and versions.
+    """Return the bytes of the converted layers on one rank, or 0 for other models and versions.
 
     Args:
         shape: the model's numbers.
         version: vLLM's version.
-        ranks: ranks that share each layer's heads.
+        ranks: the number of ranks that share each layer's heads.
         layers: layers on the rank.
     """
     latent = shape.number("kv_lora_rank")
@@ -78,23 +76,21 @@ def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: i
     return layers * (products + copies)
 
 
-# bitsandbytes' scales by version: quantised once more, or unpacked while the weights are loaded.
+# Versions differ in bitsandbytes' scales: quantized again, or unpacked while loading.
 #
-# A checkpoint may hold its scales in eight bits, and the engine makes such ones of half precision
-# itself; from 0.9 on it unpacks both. Sources: quantize_4bit in
+# A checkpoint may have scales in eight bits, and the engine itself makes such ones from half
+# precision. From 0.9 on it unpacks both. Sources: quantize_4bit in
 # vllm/model_executor/model_loader/loader.py of 0.7.3 to 0.8.5, _dequantize_dq in
 # bitsandbytes_loader.py of 0.9.2.
 
-# Bits of an element with a scale of four bytes, or of one and a share of another, for each 64.
+# Bits per element, with a scale per 64 of four bytes, or of one byte and a share of another.
 _PLAIN_BITS = 4 + 32 / 64
 _DOUBLE_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 _METHOD: Final = "bitsandbytes"
 
 
 def with_scales_of_version(model: Model, version: Version, quantization: str | None) -> Model:
-    """Return a model with the bytes that weights of bitsandbytes take in a version; any other model
-    as it is.
-    """
+    """Return a bitsandbytes model with the version's weight bytes; other models unchanged."""
     config = quantization_config(model.shape) or {}
     if _METHOD not in (config.get("quant_method"), quantization) or config.get("load_in_8bit"):
         return model
@@ -117,26 +113,26 @@ def _changed(model: Model, holds_double: bool) -> Model:
     return replace(model, parameters=tuple(parameters))
 
 
-# Tables of cosines and sines that a start makes of its positions: one for all layers with the same
-# positions, whole on each rank.
+# A start makes tables of cosines and sines: one for all layers with the same positions, whole on
+# each rank.
 #
 # Sources: get_rope in vllm/model_executor/layers/rotary_embedding of 0.7.3 to 0.27.1, and
 # Gemma4Attention in models/gemma4.py of 0.27.1.
 
-# Positions in time, height and width: the table spans four times the length (MRotaryEmbedding,
+# For positions in time, height and width the table spans four times the length (MRotaryEmbedding,
 # cache_max_position_num).
 _LENGTHS_OF_SECTIONS: Final = 4
-# "Proportional" positions turn a share of each head's elements, and have a table of them all
+# "Proportional" positions rotate a share of each head's elements, but the table has all of them
 # (gemma4_rope.py).
 _OF_WHOLE_HEADS: Final = "proportional"
-# Positions that are stretched evenly have a table of the stretched length (linear_scaling_rope.py),
-# also where the file has written that length down as the model's own (Gemma 3): there the table
-# spans eight times the length.
+# Linear scaling has a table of the scaled length (linear_scaling_rope.py). That also applies if the
+# file already has that length as the model's own (Gemma 3): the table then spans eight times the
+# length.
 _STRETCHED: Final = "linear"
 
 
 def rotary_bytes(shape: ModelShape) -> int:
-    """Return the bytes of all tables of a model."""
+    """Return the bytes of all position tables of a model."""
     if shape.model_type in FAMILIES["types"]["without_rotary"] or shape.max_positions is None:
         return 0
     by_kind = [rope for rope in rope_scaling(shape.config).values() if isinstance(rope, Mapping)]
@@ -161,9 +157,7 @@ def rotary_bytes(shape: ModelShape) -> int:
 
 
 def _rows(shape: ModelShape, rope: Any) -> int:
-    """Return the rows of the table for one kind of layers, where the file has positions for each
-    kind.
-    """
+    """Return the rows of the table for one kind of layers with its own positions."""
     stretched = isinstance(rope, Mapping) and rope.get("rope_type") == _STRETCHED
     return round(
         (shape.max_positions or 0) * (rope_factor({"rope_parameters": rope}) if stretched else 1.0)
@@ -171,9 +165,7 @@ def _rows(shape: ModelShape, rope: Any) -> int:
 
 
 def _columns(shape: ModelShape, kind: str, rope: Any) -> int:
-    """Return the columns of the table for one kind of layers, where the file has positions for each
-    kind.
-    """
+    """Return the columns of the table for one kind of layers with its own positions."""
     if not isinstance(rope, Mapping):
         return 0
     if shape.model_type.startswith(GEMMA4) and kind.startswith("full"):
@@ -185,7 +177,7 @@ def _columns(shape: ModelShape, kind: str, rope: Any) -> int:
 
 
 def _in_sections(shape: ModelShape) -> bool:
-    """Whether positions have a section each for time, height and width."""
+    """Return whether positions have sections for time, height and width."""
     kinds = tuple(FAMILIES["types"]["rotary_encoders"])
     return "mrope_section" in rope_scaling(shape.config) or str(
         shape.outer.get("model_type")
@@ -197,9 +189,7 @@ def _rotary_share(config: Mapping[str, Any]) -> float:
 
 
 def _share_of(part: Mapping[str, Any]) -> float | None:
-    """Return the share of a head's elements that turn with the position, None where the file does
-    not say.
-    """
+    """Return the share of a head's elements that rotate, or None if the file does not say."""
     for name in ("partial_rotary_factor", "rotary_pct", "rotary_percent"):
         value = part.get(name)
         if isinstance(value, (int, float)) and 0 < value <= 1:
@@ -208,8 +198,9 @@ def _share_of(part: Mapping[str, Any]) -> float | None:
 
 
 def _table_positions(shape: ModelShape) -> int:
-    """Count the rows of a table: YaRN's and a linear one span the stretched length, LongRoPE has a
-    short table and a long one.
+    """Count the rows of a position table.
+
+    YaRN and linear scaling use the scaled length, LongRoPE a short and a long table.
     """
     positions = shape.max_positions or 0
     original = rope_scaling(shape.config).get("original_max_position_embeddings")
@@ -229,12 +220,11 @@ def _table_positions(shape: ModelShape) -> int:
     return positions
 
 
-# Weights that one rank holds: a model's parameters sharded by tensor and pipeline parallelism as
-# vLLM shards them.
+# vLLM shards a model's parameters by tensor and pipeline parallelism.
 #
 # Sources, vLLM 0.33: model_executor/layers/linear.py (which layers are sharded),
 # vocab_parallel_embedding.py (padding to 64 rows), distributed/utils.py get_pp_indices (layers of a
-# stage). benchmarks/plan_h100.py holds them against the figures that vLLM 0.19 logged on an H100.
+# stage). benchmarks/plan_h100.py compares the result with vLLM 0.19's logs on an H100.
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EMBEDDING: Final = re.compile(
@@ -245,12 +235,12 @@ _KEYS_VALUES: Final = re.compile(r"\.(?:k_proj|v_proj|key|value)\.(?!.*norm)")
 _QUERIES: Final = re.compile(r"\.q_proj\.")
 _KEYS: Final = re.compile(r"self_attn\.k_proj\.")
 _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv)\.")
-# MTP layers under names of their own; other families number them behind the last layer.
+# MTP layers with their own names; other families number them after the last layer.
 _MTP: Final = re.compile(r"(?:^|\.)mtp[._]")
 _OF_ALL_EXPERTS: Final = 3
-# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads, and
-# so are what compresses keys and the indexer that chooses them (Indexer in
-# vllm/model_executor/models/deepseek_v2.py, models/deepseek_v4/attention.py of 0.25).
+# Each rank has a full copy. All heads share MLA's latent projections, the compression of keys, and
+# the indexer that selects them (Indexer in vllm/model_executor/models/deepseek_v2.py,
+# models/deepseek_v4/attention.py of 0.25).
 _REPLICATED: Final = re.compile(
     r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d"
     r"|\.indexer\.\w+|\.compressor\.[\w.]+)\.(?:weight|bias)$"
@@ -267,8 +257,9 @@ _SAME_RATIO: Final = 0.99
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """Bytes on one rank of each pipeline stage; ``tables_bytes`` of them are tables of positions,
-    no parameters.
+    """Report the bytes on one rank of each pipeline stage.
+
+    ``tables_bytes`` of them are position tables, not parameters.
     """
 
     stages_bytes: tuple[int, ...]
@@ -276,14 +267,15 @@ class RankWeights:
 
     @property
     def fullest_bytes(self) -> int:
-        """Bytes on a rank of the stage that holds most."""
+        """Return the bytes on a rank of the fullest stage."""
         return max(self.stages_bytes)
 
 
 @functools.lru_cache(maxsize=64)
 def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage; those left over go to the stages before the last
-    (get_pp_indices).
+    """Return the layers of each pipeline stage.
+
+    The stages before the last get the remainder (get_pp_indices).
     """
     counts = [layers // stages] * stages
     for i in range(2, layers % stages + 2):
@@ -302,16 +294,16 @@ def rank_weights(
     mtp_layers: bool = False,
     expert_padding: float = 1.0,
 ) -> RankWeights:
-    """Return what one rank of each stage holds.
+    """Return the bytes on one rank of each stage.
 
     Args:
-        parameters: the model's parameters, with the bytes they take once loaded.
+        parameters: the model's parameters with their bytes after loading.
         shape: the model's numbers.
-        tensor_parallel_size: ranks that share each layer.
-        pipeline_parallel_size: stages that share the layers.
-        expert_ranks: ranks that the experts are spread over; the tensor ranks if None.
-        mtp_layers: whether to count the MTP layers too, which stand on the last stage.
-        expert_padding: by which factor the experts grow when they are loaded.
+        tensor_parallel_size: the number of ranks that share each layer.
+        pipeline_parallel_size: the number of stages that share the layers.
+        expert_ranks: the number of ranks that share the experts; None uses the tensor ranks.
+        mtp_layers: whether to include the MTP layers, which are on the last stage.
+        expert_padding: the growth factor of the experts when loaded.
     """
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
@@ -328,7 +320,7 @@ def rank_weights(
         if _NOT_LOADED.search(parameter.name) or (mtp and not mtp_layers):
             continue
         if tied and _HEAD.search(parameter.name):
-            continue  # some files hold a copy of the embedding as the head; the engine drops it
+            continue  # some files have the embedding again as the head; the engine drops the copy
         share = parameter.bytes / _ranks_of(
             parameter, shape, tensor_parallel_size, expert_ranks or tensor_parallel_size
         )
@@ -353,24 +345,24 @@ def rank_weights(
     for (stage, _), size in plain.items():
         totals[stage] += unsplit_bytes(round(size))
     if not has_head and pipeline_parallel_size > 1:
-        totals[-1] += embeddings  # tied: the last stage holds a copy as its head
+        totals[-1] += embeddings  # tied: the last stage has a copy as its head
     tables = rotary_bytes(shape)
     return RankWeights(tuple(round(total) + tables for total in totals), tables)
 
 
 def fused_name(name: str) -> str:
-    """Return the name of the tensor that a parameter is part of once it is loaded: projections of
-    one input are one tensor.
+    """Return the name of the loaded tensor that a parameter becomes part of.
+
+    The engine fuses projections with the same input.
     """
     return _FUSED_MLP.sub(".gate_up_proj.", _FUSED_QKV.sub(".qkv_proj.", name))
 
 
 def unsplit_bytes(size_bytes: int) -> int:
-    """Return what torch's caching allocator gives a large tensor beyond its size: a remainder of 1
-    MiB and less is not split off.
+    """Return the caching allocator's overhead for a large tensor.
 
-    Source: c10/cuda/CUDACachingAllocator.cpp, should_split; memory/generate/caching_allocator.py
-        replays all of its rules.
+    It does not split off a remainder of up to 1 MiB. Source: c10/cuda/CUDACachingAllocator.cpp,
+    should_split; estimate/call/allocator.py replays all of its rules.
     """
     if size_bytes < _LARGE_BYTES:
         return 0
@@ -396,9 +388,7 @@ def _behind_the_last(layer: re.Match[str], parameter: Parameter, shape: ModelSha
 
 
 def of_encoder(name: str) -> bool:
-    """Whether a numbered layer belongs to an encoder of images or audio, not to the
-    language model.
-    """
+    """Return whether a numbered layer belongs to an image or audio encoder."""
     return any(
         part in name
         for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector")
@@ -406,7 +396,7 @@ def of_encoder(name: str) -> bool:
 
 
 def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks: int) -> float:
-    """Return by which factor a rank's part of a parameter is smaller than the whole."""
+    """Return the number of ranks that share a parameter."""
     of_all = (
         len(parameter.shape) == _OF_ALL_EXPERTS
         and bool(_LAYER.search(parameter.name))
@@ -417,8 +407,8 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
     if len(parameter.shape) < 2 or _REPLICATED.search(parameter.name):
         return 1
     if of_encoder(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
-        # The ranks do not divide the heads, so each rank has the whole attention.
-        # Source: vllm/model_executor/models/intern_vit.py.
+        # The ranks do not divide the heads, so each rank has the whole attention. Source:
+        # vllm/model_executor/models/intern_vit.py.
         return 1
     heads = min(ranks, shape.kv_heads)
     if _KEYS_VALUES.search(parameter.name):
@@ -431,12 +421,11 @@ def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks:
 
 
 def _growing(shape: ModelShape) -> Mapping[int, tuple[re.Pattern[str], float]]:
-    """Return by which factor a projection of each of these layers grows when it is loaded, for
-    Gemma 4.
+    """Return the growth factors of projections in Gemma 4's layers when loaded.
 
-    Keys that stand for the values are loaded as both. Layers that share the keys and values of
-    another have room for their own all the same, beside their queries. Source: _weight_iterator and
-    Gemma4Attention in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
+    Keys that double as values load as both. Layers that reuse another layer's keys and values still
+    allocate their own next to their queries. Source: _weight_iterator and Gemma4Attention in
+    vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
     """
     if not shape.model_type.startswith(GEMMA4):
         return {}
@@ -454,7 +443,7 @@ def _grown(
     growing: Mapping[int, tuple[re.Pattern[str], float]],
     expert_padding: float,
 ) -> float:
-    """Return by which factor a parameter grows when it is loaded."""
+    """Return the growth factor of a parameter when loaded."""
     layer = _LAYER.search(parameter.name)
     projection, factor = growing.get(int(layer.group(1)), (None, 1.0)) if layer else (None, 1.0)
     if (
@@ -480,30 +469,31 @@ def _encoder_heads(shape: ModelShape) -> int:
 
 
 def _padded(parameter: Parameter, share: float) -> float:
-    """Return a rank's share with the vocabulary padded to a multiple of 64 rows, as vLLM pads it
-    before it shards it.
+    """Return a rank's share with the vocabulary padded to a multiple of 64 rows.
+
+    vLLM pads it before sharding.
     """
     rows = max(parameter.shape, default=1)
     return share * (-(-rows // _VOCAB_PADDING_ROWS) * _VOCAB_PADDING_ROWS / rows)
 
 
 def first_of_fullest(stages_bytes: Sequence[int]) -> int:
-    """Return the first of the stages that hold most: vLLM logs its first rank's figures, and a norm
-    makes no difference.
+    """Return the first of the fullest stages.
+
+    vLLM logs its first rank's numbers, and a norm makes no difference.
     """
     most = max(stages_bytes)
     return next(i for i, size in enumerate(stages_bytes) if size >= _SAME_RATIO * most)
 
 
-# Bytes that LoRA takes on each rank: the slots of all adapters are laid out before the first one is
-# loaded.
+# LoRA reserves the slots of all adapters before the first one loads.
 #
-# Each matrix gets one slot per adapter: A of rank by its inputs, B of its outputs by rank. Of a
-# matrix sharded by its outputs A is replicated, of one sharded by its inputs B is
+# Each matrix has one slot per adapter: A of rank by its inputs, B of its outputs by rank. If the
+# matrix is sharded by outputs, A is replicated; if by inputs, B is
 # (vllm/lora/layers/column_parallel_linear.py and row_parallel_linear.py, 0.32, not fully sharded).
-# The families of lora_around.toml have them around their layers too: for the embedding A of
-# vocabulary by rank and B of width by rank, for the output head the same, whole on every rank
-# (vocab_parallel_embedding.py, logits_processor.py).
+# The families of lora_around.toml also adapt the embedding: A of vocabulary by rank and B of width
+# by rank. The output head has the same, whole on every rank (vocab_parallel_embedding.py,
+# logits_processor.py).
 
 _FILE: Final = Path(__file__).with_name("lora_around.toml")
 _LINEAR: Final = re.compile(r"\.(?:layers|h|blocks)\.\d+\.")
@@ -524,18 +514,18 @@ def lora_bytes(
     element_bytes: int,
     around_elements: int = 0,
 ) -> tuple[int, ...]:
-    """Return the bytes on one rank of each pipeline stage.
+    """Return the LoRA bytes on one rank of each pipeline stage.
 
     Args:
         parameters: the model's parameters.
-        layers: how many layers it has.
-        stages: pipeline stages that share them.
+        layers: the number of its layers.
+        stages: the number of pipeline stages.
         slots: adapters at once.
         rank: the largest rank of an adapter.
-        tensor_parallel_size: ranks that share each layer.
-        element_bytes: bytes of an element of the adapters.
-        around_elements: elements of one rank of the embedding's, and of the head's: see
-            ``around_elements``.
+        tensor_parallel_size: the number of ranks that share each layer.
+        element_bytes: bytes per element of the adapters.
+        around_elements: elements per rank of the embedding's and of the head's adapter; see the
+            function ``around_elements``.
     """
     totals = [0.0] * stages
     for end in (0, -1):  # the embedding is on the first stage, the head on the last
@@ -563,8 +553,9 @@ def lora_bytes(
 
 
 def around_elements(shape: ModelShape) -> int:
-    """Return the elements of one rank of an adapter for the embedding, as many for the head; 0
-    where vLLM adapts neither.
+    """Return the elements per rank of an adapter for the embedding or the head.
+
+    Returns 0 if vLLM adapts neither.
     """
     if shape.model_type in _adapted_around():
         return shape.vocab + shape.hidden
@@ -578,9 +569,7 @@ def _adapted_around() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class StartWeights:
-    """Bytes on the ranks of each pipeline stage; ``stages_bytes`` includes the draft's and the LoRA
-    slots'.
-    """
+    """Report the bytes on each pipeline stage's ranks, including the draft and LoRA slots."""
 
     stages_bytes: tuple[int, ...]
     drafts_bytes: tuple[int, ...]
@@ -594,18 +583,18 @@ class StartWeights:
 def start_weights(
     model: Model, settings: VllmSettings, beyond_bytes: int, assumed: list[str]
 ) -> StartWeights:
-    """Weigh what a start loads on each stage.
+    """Compute the weights that a start loads on each stage.
 
     Args:
-        model: the model, with its draft.
+        model: the model with its draft.
         settings: vLLM's settings with all defaults filled in.
-        beyond_bytes: what a measured start held on each stage beyond this sum; 0 without one.
+        beyond_bytes: a measured start's additional bytes on each stage; 0 without one.
         assumed: receives a line for each assumption.
     """
     stages = settings.pipeline_parallel_size
     ranks = settings.tensor_parallel_size
-    # Without expert parallelism each expert is sharded over the same ranks that share whole experts
-    # with it.
+    # Without expert parallelism, the ranks that would share whole experts share each expert's
+    # shards.
     mtp = model.speculation is not None and model.speculation.uses_mtp_layers
     expert_ranks = ranks * settings.data_parallel_size
     padding = _padding(model, settings, 1 if settings.enable_expert_parallel else ranks)
@@ -647,7 +636,7 @@ def start_weights(
 
 
 def _without_towers(model: Model, settings: VllmSettings) -> Model:
-    """Return a model as it is loaded: without an encoder that no prompt may have anything for."""
+    """Return the loaded part of a model, without an encoder that no prompt may use."""
     if model.encoder is None or not since("towers_left_out_since", settings.version):
         return model
     if items_per_prompt(settings.limit_mm_per_prompt, model.encoder) > 0:
@@ -670,9 +659,7 @@ def sharded(
     mtp_layers: bool = False,
     padding: float = 1.0,
 ) -> RankWeights:
-    """Return ``rank_weights`` of a model, cached: a solver budgets one model a hundred times under
-    the same ranks.
-    """
+    """Return ``rank_weights`` of a model, cached for the solver's many calls."""
     return rank_weights(
         model.parameters,
         model.shape,
@@ -685,9 +672,7 @@ def sharded(
 
 
 def _padding(model: Model, settings: VllmSettings, ranks_of_an_expert: int) -> float:
-    """Return by which factor the experts of a checkpoint of four bits grow when they are loaded; 1
-    for all others.
-    """
+    """Return the growth factor of a four-bit checkpoint's experts when loaded; 1 for others."""
     config = quantization_config(model.shape) or {}
     width = model.shape.number("moe_intermediate_size") or model.shape.number("intermediate_size")
     if not width:

@@ -45,7 +45,7 @@ def test_a_longer_answer_adds_one_token_a_step():
 
 
 def test_a_model_that_transformers_does_not_know_is_one_message():
-    with pytest.raises(InputError, match="cannot be traced"):
+    with pytest.raises(InputError, match="trace of the model failed"):
         traced_steps(PlannedCall({**TINY, "model_type": "nobody_knows_this"}, 1, 8, 2))
 
 

@@ -52,17 +52,17 @@ def test_no_speculation_is_none():
 
 def test_what_vllm_would_not_take_is_refused_by_name(subtests):
     for text, message in [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[]", "not an object"),
-        ('{"model": "some/draft"}', "num_speculative_tokens is None"),
-        ('{"model": "some/draft", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"model": "some/draft"}', "token count, got None"),
+        ('{"model": "some/draft", "num_speculative_tokens": 0}', "token count, got 0"),
         (
             '{"model": "some/draft", "num_speculative_tokens": true}',
-            "num_speculative_tokens is True",
+            "token count, got True",
         ),
-        ('{"num_speculative_tokens": 5}', "model is None"),
-        ('{"model": ["a"], "num_speculative_tokens": 5}', r"model is \['a'\]"),
+        ('{"num_speculative_tokens": 5}', "hub name, got None"),
+        ('{"model": ["a"], "num_speculative_tokens": 5}', r"hub name, got \['a'\]"),
     ]:
         with subtests.test(text=text, message=message), pytest.raises(SettingError, match=message):
             read_speculation(text)

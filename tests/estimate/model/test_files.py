@@ -85,7 +85,8 @@ def test_a_download_that_is_not_complete_is_told(folder):
         json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     )
     with pytest.raises(
-        ConfigError, match=r"model-2\.safetensors, which is not there \(1 of 2 are missing\)"
+        ConfigError,
+        match=r"model-2\.safetensors, but the folder lacks it \(1 of 2 files are missing\)",
     ):
         find_model(str(folder))
 
@@ -154,5 +155,5 @@ def test_a_hub_that_does_not_answer_is_one_message(monkeypatch):
         raise ConnectionError("offline\nand a second line")
 
     monkeypatch.setattr(hub, "hf_hub_download", refuse)
-    with pytest.raises(InputError, match=r"the hub does not give its config\.json \(offline\)"):
+    with pytest.raises(InputError, match=r"the hub did not return its config\.json \(offline\)"):
         find_model("some-org/some-model")

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.core.errors import ConfigError
 from oomguard.estimate.model.layer_caches import layer_caches
-from oomguard.estimate.model.layer_kinds import layer_kinds, not_read
+from oomguard.estimate.model.layer_kinds import layer_kinds, unread_fields
 from oomguard.estimate.model.shape import read_shape
 
 BASE = {
@@ -91,14 +91,14 @@ def test_the_layers_kinds_follow_the_family(subtests):
 
 def test_layer_types_that_cannot_be_are_named(subtests):
     for changes, message in [
-        ({"layer_types": ["full_attention"] * 3}, "name 3 layers, num_hidden_layers is 4"),
-        ({"layer_types": ["no such"] * 4}, "layer_types has 'no such'"),
-        ({"layer_types": [1] * 4}, "layer_types has 1"),
+        ({"layer_types": ["full_attention"] * 3}, "name 3 layers, but num_hidden_layers is 4"),
+        ({"layer_types": ["no such"] * 4}, "layer_types has the unknown type 'no such'"),
+        ({"layer_types": [1] * 4}, "layer_types has the unknown type 1"),
         (
             {"model_type": "nemotron_h", "hybrid_override_pattern": "MMXM"},
-            "hybrid_override_pattern has 'X'",
+            "hybrid_override_pattern has the unknown letter 'X'",
         ),
-        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4 of 4 layers"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, but the model has 4 layers"),
     ]:
         with (
             subtests.test(changes=changes, message=message),
@@ -224,16 +224,19 @@ def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
 
 def test_a_pattern_that_cannot_be_is_named(subtests):
     for changes, message in [
-        ({**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]}, "not a list of 0 and 1"),
+        ({**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]}, "must be a list of 0 and 1"),
         ({**MIMO, "swa_head_dim": None}, "swa_head_dim is missing"),
-        ({"block_configs": [{"attention": {}}]}, "does not say the attention of each of 4 layers"),
+        (
+            {"block_configs": [{"attention": {}}]},
+            "does not describe the attention of each of 4 layers",
+        ),
         (
             {"model_type": "bamba", "attn_layer_indices": [[1]]},
-            "attn_layer_indices is .* not a list of layers",
+            "attn_layer_indices must be a list of layers, got",
         ),
         (
             {"model_type": "zamba2", "hybrid_layer_ids": [{}]},
-            "hybrid_layer_ids is .* not a list of layers",
+            "hybrid_layer_ids must be a list of layers, got",
         ),
         (
             {"block_configs": [{"attention": {"n_heads_in_group": 0}}] * 4},
@@ -242,7 +245,7 @@ def test_a_pattern_that_cannot_be_is_named(subtests):
         ({"linear_attn_config": {"kda_layers": 3}}, "no list kda_layers"),
         (
             {"linear_attn_config": {"kda_layers": [1], "num_heads": True}},
-            "num_heads, head_dim and short_conv_kernel_size",
+            "num_heads, head_dim or short_conv_kernel_size",
         ),
     ]:
         with (
@@ -255,4 +258,4 @@ def test_a_pattern_that_cannot_be_is_named(subtests):
 def test_blocks_of_another_form_are_said_to_be_not_read():
     puzzle = shape(block_configs=[{"block_type": "moe"}] * 4)
     assert layer_kinds(puzzle) == ("full",) * 4
-    assert not_read(puzzle) == ("block_configs",)
+    assert unread_fields(puzzle) == ("block_configs",)

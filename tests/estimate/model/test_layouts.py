@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oomguard.estimate.model import layouts
-from oomguard.estimate.model.layouts import laid_out
-from oomguard.estimate.model.parameters import built_on_meta, is_tied
+from oomguard.estimate.model.layouts import parameters_from_layout
+from oomguard.estimate.model.parameters import build_on_meta, is_tied
 from oomguard.estimate.model.shape import read_shape
 
 # transformers does not know dots.ocr, whose decoder is Qwen2's.
@@ -74,7 +74,10 @@ def test_a_type_is_laid_out_as_transformers_builds_it(subtests):
                 *({name: value} for name in said_by for value in (True, False)),
             ):
                 shape = read_shape(config_of(kind, **more))
-                found, built = laid_out(shape, tied=is_tied(shape)), built_on_meta(shape)
+                found, built = (
+                    parameters_from_layout(shape, tied=is_tied(shape)),
+                    build_on_meta(shape),
+                )
 
                 assert found is not None
                 assert built is not None
@@ -88,7 +91,7 @@ def test_a_type_is_laid_out_as_transformers_builds_it(subtests):
 def test_a_query_without_a_rank_is_one_matrix():
     shape = read_shape(config_of("deepseek_v2", q_lora_rank=None))
 
-    found, built = laid_out(shape, tied=is_tied(shape)), built_on_meta(shape)
+    found, built = parameters_from_layout(shape, tied=is_tied(shape)), build_on_meta(shape)
 
     assert found is not None
     assert built is not None
@@ -107,7 +110,7 @@ def test_what_a_layout_does_not_hold_is_not_laid_out(subtests):
         ("encoder", config_of("llama", vision_config={"hidden_size": 8})),
     ]:
         with subtests.test(name):
-            assert laid_out(read_shape(config), tied=False) is None
+            assert parameters_from_layout(read_shape(config), tied=False) is None
 
 
 def test_each_type_stands_in_one_layout_and_each_block_in_some():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.facts import GIB
-from oomguard.estimate.model.layouts import laid_out
+from oomguard.estimate.model.layouts import parameters_from_layout
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.start.weights import rank_weights
 
@@ -40,7 +40,7 @@ INTERNVL3 = {
 def test_an_encoder_whose_heads_the_ranks_do_not_divide_is_on_each_of_them():
     """21.67 GiB on each of eight ranks: 25 heads of attention whole, the MLP shared."""
     shape = read_shape(INTERNVL3)
-    parameters = laid_out(shape, tied=False)
+    parameters = parameters_from_layout(shape, tied=False)
 
     assert parameters is not None
     found = rank_weights(parameters, shape, tensor_parallel_size=8)
@@ -53,7 +53,12 @@ def test_without_a_number_nothing_is_laid_out(subtests):
             vision = {
                 name: value for name, value in INTERNVL3["vision_config"].items() if name != missing
             }
-            assert laid_out(read_shape({**INTERNVL3, "vision_config": vision}), tied=False) is None
+            assert (
+                parameters_from_layout(
+                    read_shape({**INTERNVL3, "vision_config": vision}), tied=False
+                )
+                is None
+            )
 
 
 DOTS_OCR = {
@@ -83,7 +88,7 @@ DOTS_OCR = {
 def test_a_tower_that_is_more_than_a_third_of_its_model_is_laid_out():
     """5.72 GiB were printed on an RTX 3090."""
     shape = read_shape(DOTS_OCR)
-    parameters = laid_out(shape, tied=False)
+    parameters = parameters_from_layout(shape, tied=False)
 
     assert parameters is not None
     assert rank_weights(

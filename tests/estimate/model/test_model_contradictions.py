@@ -48,11 +48,11 @@ def test_weights_of_another_model_are_refused_with_both_numbers(subtests):
     for fields, said in [
         (
             {"width": 32},
-            "hidden_size 64, the weights' headers have model.embed_tokens.weight as 1000 by 32",
+            "hidden_size 64, but the weight headers have model.embed_tokens.weight with 1000 by 32 elements",
         ),
         ({"rows": 2000}, "vocab_size is 1000"),
-        ({"layers": 1}, "num_hidden_layers is 2, the weights' headers have 1 layers"),
-        ({"layers": 5}, "the weights' headers have 5 layers"),
+        ({"layers": 1}, "num_hidden_layers is 2, but the weight headers have 1 layers"),
+        ({"layers": 5}, "the weight headers have 5 layers"),
     ]:
         with subtests.test(fields=fields, said=said):
             with pytest.raises(ConfigError, match=r"config\.json") as refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.estimate.model.parameters import built_on_meta
+from oomguard.estimate.model.parameters import build_on_meta
 from oomguard.estimate.model.shape import read_shape
 
 TEXT = {
@@ -37,7 +37,7 @@ def test_of_a_model_that_also_speaks_the_thinker_alone_is_built_with_both_its_en
     pytest.importorskip("transformers")
     thinker = {"text_config": TEXT, "vision_config": VISION, "audio_config": AUDIO}
 
-    found = built_on_meta(read_shape({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
+    found = build_on_meta(read_shape({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
 
     assert found is not None
     parts = {

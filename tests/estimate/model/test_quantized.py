@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import ConfigError, SettingError
-from oomguard.estimate.model.quantized import loaded, quantized, quantizes_cache, quantizes_mtp
+from oomguard.estimate.model.quantized import (
+    quantize_parameters,
+    quantizes_cache,
+    quantizes_mtp,
+    size_loaded_parameters,
+)
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.model.weight_headers import Parameter
 
@@ -30,7 +35,10 @@ def sizes(
     notes: list[str] | None = None,
 ) -> list[int]:
     shape = read_shape({**LLAMA, "quantization_config": config})
-    return [p.bytes for p in quantized(parameters, shape, asked, [] if notes is None else notes)]
+    return [
+        p.bytes
+        for p in quantize_parameters(parameters, shape, asked, [] if notes is None else notes)
+    ]
 
 
 def test_a_matrix_takes_its_bits_and_its_share_of_scales(subtests):
@@ -97,7 +105,7 @@ def test_an_encoder_stays_as_it_is_beside_whole_numbers_of_which_no_module_is_le
 def test_a_method_nobody_knows_is_an_upper_bound_and_said():
     notes: list[str] = []
     assert sizes({"quant_method": "no such"}, MATRIX, notes=notes) == [32768]
-    assert "'no such' is not known" in notes[0]
+    assert "unknown quantization method 'no such'" in notes[0]
 
 
 def test_fp8_while_loading_halves_the_matrices():
@@ -120,19 +128,21 @@ PACKED = Parameter("model.layers.0.mlp.up_proj.qweight", (16, 128), 8192, floati
 
 def test_packed_tensors_of_a_file_are_not_quantised_again():
     shape = read_shape({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
-    assert loaded([PACKED], shape, "awq", []) == (PACKED,)
+    assert size_loaded_parameters([PACKED], shape, "awq", []) == (PACKED,)
 
 
 def test_another_method_than_the_checkpoint_s_is_refused():
     shape = read_shape({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
-    for read in (loaded, quantized):
-        with pytest.raises(SettingError, match="'fp8', the checkpoint is quantised with 'awq'"):
+    for read in (size_loaded_parameters, quantize_parameters):
+        with pytest.raises(SettingError, match="'fp8', but the checkpoint uses 'awq'"):
             read([PACKED], shape, "fp8", [])
 
 
 def test_plain_tensors_are_loaded_in_the_engine_s_data_type():
     single = Parameter("model.layers.0.mlp.up_proj.weight", (128, 128), 65536)
-    assert [p.bytes for p in loaded([single], read_shape(LLAMA), None, [])] == [32768]
+    assert [p.bytes for p in size_loaded_parameters([single], read_shape(LLAMA), None, [])] == [
+        32768
+    ]
 
 
 def test_a_module_that_holds_the_matrix_leaves_it_alone_too(subtests):
@@ -194,7 +204,7 @@ def test_experts_may_have_another_type_than_the_rest():
         {**LLAMA, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}}
     )
 
-    assert [p.bytes for p in quantized([MATRIX, EXPERT], shape, None, [])] == [
+    assert [p.bytes for p in quantize_parameters([MATRIX, EXPERT], shape, None, [])] == [
         16384,
         16384 * 4.25 / 8,
     ]

@@ -56,12 +56,12 @@ def test_patterns_that_would_never_end_are_told_or_left_out_in_time(subtests):
                 for number in range(200):
                     left.has("a" * 300 + f".{number}")
             except ConfigError as error:
-                assert "quantization_config has patterns that take more than 2 s" in str(error)  # noqa: PT017 - either may be
+                assert "quantization_config has patterns that need more than 2 s" in str(error)  # noqa: PT017 - either may be
             assert time.process_time() - began < 10
 
 
 def test_more_patterns_than_any_model_needs_are_refused():
-    with pytest.raises(ConfigError, match="has 501 patterns, at most 500 are read"):
+    with pytest.raises(ConfigError, match="has 501 patterns, but oomguard reads at most 500"):
         ModuleNames(f"*.{number}.*" for number in range(501))
 
 

@@ -71,5 +71,5 @@ def test_without_one_file_the_plan_says_what_to_give(subtests, folder):
 def test_a_file_without_a_configuration_beside_it_says_so(tmp_path):
     (tmp_path / "model.gguf").write_bytes(bytes(FILE_BYTES))
 
-    with pytest.raises(InputError, match=r"no config\.json beside it"):
+    with pytest.raises(InputError, match=r"there is no config\.json next to it"):
         find_model(str(tmp_path / "model.gguf"))

@@ -17,7 +17,7 @@ from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.calibration import (
     Calibrations,
-    calibrated,
+    apply_calibration,
     correction_of,
     measured_start,
     settings_of_start,
@@ -122,7 +122,7 @@ def test_a_start_with_other_ranks_is_kept_for_them_and_not_taken_for_these(tmp_p
     kept = Calibrations(tmp_path / "calibrations.json")
     settings = settings_of_start(start)
     with pytest.raises(SettingError, match="tensor_parallel_size"):
-        calibrated(
+        apply_calibration(
             start, "a.log", replace(settings, tensor_parallel_size=2), kept, lambda _d, _q: model
         )
     assert kept.find(model, replace(settings, tensor_parallel_size=2)) is None
@@ -134,8 +134,8 @@ def test_a_start_of_another_model_is_refused(tmp_path, start):
         ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None)
     )
     kept = Calibrations(tmp_path / "calibrations.json")
-    with pytest.raises(SettingError, match=r"of a model with 14\.99 GiB"):
-        calibrated(start, "a.log", settings_of_start(start), kept, lambda _d, _q: half)
+    with pytest.raises(SettingError, match=r"different model \(14\.99 GiB"):
+        apply_calibration(start, "a.log", settings_of_start(start), kept, lambda _d, _q: half)
     assert not kept.path.exists()
 
 
@@ -147,7 +147,7 @@ def test_where_the_file_cannot_be_read_the_priors_are_there(model, start):
 
 
 def test_a_log_without_figures_is_refused():
-    with pytest.raises(InputError, match="no start of vLLM"):
+    with pytest.raises(InputError, match="no vLLM start"):
         measured_start(diagnose("nothing happened\nat all").starts)
 
 

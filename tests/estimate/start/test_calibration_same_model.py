@@ -30,5 +30,5 @@ def test_a_start_of_another_model_of_as_many_bytes_is_refused_by_its_tokens(tmp_
         "intermediate_size": 13_000,
     }
     (tmp_path / "config.json").write_text(json.dumps(other))
-    with pytest.raises(SettingError, match=r"4\.90 GiB hold 40,128 tokens, of this one 20,0"):
+    with pytest.raises(SettingError, match=r"40,128 tokens in 4\.90 GiB; this model: 20,0"):
         refuse_other_start(START, OWN, read_model(find_model(str(tmp_path))), "start.log")

@@ -17,7 +17,7 @@ from oomguard.estimate.start.cuda_graphs import (
     captured_sizes_of,
     cuda_graphs,
     graph_counts,
-    of_old_driver,
+    old_driver_note,
 )
 from oomguard.estimate.start.start import VllmSettings
 
@@ -172,7 +172,7 @@ def test_sizes_that_are_no_counts_are_refused(subtests):
     for text in ["", "[]", "1 two", "0", "-1", "1.5"]:
         with (
             subtests.test(text=text),
-            pytest.raises(SettingError, match="cudagraph_capture_sizes is"),
+            pytest.raises(SettingError, match="cudagraph_capture_sizes must be"),
         ):
             captured_graphs(replace(SETTINGS, cudagraph_capture_sizes=text))
 
@@ -222,19 +222,19 @@ def test_a_driver_older_than_cuda_12_4_takes_several_times_as_much(subtests):
 
 
 def test_a_driver_that_is_no_version_is_refused():
-    with pytest.raises(SettingError, match="driver_version is 'new'"):
+    with pytest.raises(SettingError, match="driver_version must be a version, got 'new'"):
         cuda_graphs(replace(SETTINGS, driver_version="new"), SHAPE)
 
 
 def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(subtests):
     for driver, version, said in [
-        ("535", "0.19.0", "driver 535 takes 3.35 times"),
-        (None, "0.19.0", "an older one takes 3.35 times"),
+        ("535", "0.19.0", "driver 535 needs 3.35 times"),
+        (None, "0.19.0", "an older one needs 3.35 times"),
         ("580", "0.19.0", None),
         (None, "0.26.0", None),
     ]:
         with subtests.test(driver=driver, version=version, said=said):
-            found = of_old_driver(
+            found = old_driver_note(
                 replace(SETTINGS, driver_version=driver, version=Version(version)), 1
             )
             assert found is None if said is None else found is not None and said in found

@@ -11,7 +11,7 @@ from oomguard.core.facts import GIB
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
-from oomguard.estimate.start.encoder_profile import processed
+from oomguard.estimate.start.encoder_profile import apply_processor_settings
 from oomguard.estimate.start.fit_settings import solve
 from oomguard.estimate.start.start import VllmSettings
 
@@ -46,7 +46,9 @@ INTERN = {
 
 
 def tokens(config, **arguments):
-    return processed(read_vision_encoder(config, {}, 2048), json.dumps(arguments)).tokens_per_item
+    return apply_processor_settings(
+        read_vision_encoder(config, {}, 2048), json.dumps(arguments)
+    ).tokens_per_item
 
 
 def test_an_image_has_as_many_pixels_as_the_user_permits(subtests):
@@ -67,15 +69,17 @@ def test_an_image_is_cut_into_as_many_tiles_as_the_user_permits():
 
 def test_an_encoder_of_one_size_stays_as_it_is():
     plain = Encoder(8, 16, 2, 4, 256, 32)
-    assert processed(plain, '{"max_pixels": 1000}') == plain
-    assert processed(replace(plain, pixels_per_token=784), None).tokens_per_item == 256
+    assert apply_processor_settings(plain, '{"max_pixels": 1000}') == plain
+    assert (
+        apply_processor_settings(replace(plain, pixels_per_token=784), None).tokens_per_item == 256
+    )
 
 
 def test_arguments_that_are_no_object_are_refused_with_an_example(subtests):
     for given in ["", "{", "[1]", "12", '"max_pixels"']:
         with subtests.test(given=given):
             with pytest.raises(SettingError, match="mm_processor_kwargs") as refused:
-                processed(Encoder(8, 16, 2, 4, 256, 32), given)
+                apply_processor_settings(Encoder(8, 16, 2, 4, 256, 32), given)
             assert "max_pixels" in refused.value.hint
 
 

@@ -8,7 +8,7 @@ import random
 
 from oomguard.core.facts import GIB, MIB
 from oomguard.estimate.start.failed_allocation import (
-    allocation_told_by,
+    allocation_from_traceback,
     allocations,
     name_allocation,
 )
@@ -178,10 +178,10 @@ def test_set_blocks_are_told_by_a_layer_s_tensor_of_them():
 
 
 def test_a_sampler_s_warm_up_tells_the_allocation_where_its_bytes_are_rounded():
-    told = allocation_told_by(1.9 * GIB, NUMBERS, ("sampler_warmup_oom", "profile_run"))
+    told = allocation_from_traceback(1.9 * GIB, NUMBERS, ("sampler_warmup_oom", "profile_run"))
     assert told is not None
     assert told.allocation.name == "sampler_rows"
-    assert allocation_told_by(1.9 * GIB, NUMBERS, ("cuda_oom", "decode")) is None
+    assert allocation_from_traceback(1.9 * GIB, NUMBERS, ("cuda_oom", "decode")) is None
 
 
 def test_a_round_size_tells_nothing(subtests):

@@ -109,7 +109,7 @@ def test_a_printed_need_that_the_layout_does_not_give_counts_and_is_told(too_sma
     )
     assert found.number("kv_cache_needed_bytes") == GIB
     assert "kv_cache_needed_blocks" not in found.facts
-    assert "1.00 GiB as printed, which counts" in found.unknown[0]
+    assert "1.00 GiB as printed; the printed number counts" in found.unknown[0]
 
 
 def test_a_printed_length_that_the_layout_does_not_give_counts_and_is_told(too_small):
@@ -117,7 +117,7 @@ def test_a_printed_length_that_the_layout_does_not_give_counts_and_is_told(too_s
         too_small(user={"kv_cache_memory_bytes": 1_000_000}, estimated_max_model_len_tokens=9999)
     )
     assert "kv_cache_needed_blocks" not in found.facts
-    assert "9999 as printed, which counts" in found.unknown[0]
+    assert "9999 as printed; the printed number counts" in found.unknown[0]
 
 
 def test_without_a_printed_estimate_the_layout_tells_the_longest_request(too_small):

@@ -9,7 +9,7 @@ from packaging.version import Version
 from oomguard.core.facts import GIB
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
-from oomguard.estimate.model.parameters import counted
+from oomguard.estimate.model.parameters import count_parameters
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.model.weight_headers import Parameter
 from oomguard.estimate.start.start import VllmSettings
@@ -27,7 +27,7 @@ CONFIG = {
     "torch_dtype": "bfloat16",
     "max_position_embeddings": 8192,
 }
-MODEL = read_model(ModelFiles("model", "config.json", CONFIG, counted(read_shape(CONFIG))))
+MODEL = read_model(ModelFiles("model", "config.json", CONFIG, count_parameters(read_shape(CONFIG))))
 SETTINGS = VllmSettings(Version("0.27"), 80 * GIB, 0.9, max_num_seqs=8, max_num_batched_tokens=2048)
 
 
@@ -45,12 +45,12 @@ def test_a_plan_gives_both_starts_where_it_cannot_see_the_compile_cache():
 
 def test_an_empty_compile_cache_makes_the_next_start_a_first_one_and_the_range_narrower():
     found, lines = said(version=Version("0.26"), compile_cache_entry=False)
-    assert "the next is a first one" in lines
+    assert "the next start is a first one" in lines
     assert found.uncertainty_bytes < said(version=Version("0.26"))[0].uncertainty_bytes
 
 
 def test_an_entry_may_make_the_next_start_a_second_one():
-    assert "the next may be that" in said(compile_cache_entry=True)[1]
+    assert "the next start may be such a second one" in said(compile_cache_entry=True)[1]
 
 
 def test_on_unified_memory_the_page_cache_counts_until_the_host_is_asked(subtests):
@@ -85,7 +85,7 @@ def test_an_encoder_that_no_prompt_may_use_is_not_loaded(subtests):
         with subtests.test(version=version, limit=limit, loaded=loaded):
             config = {"model_type": "llava", "text_config": CONFIG, "vision_config": VISION}
             tower = Parameter("vision_tower.layers.0.mlp.fc1.weight", (128, 64), 16384)
-            text = tuple(counted(read_shape(config)))
+            text = tuple(count_parameters(read_shape(config)))
             both = read_model(ModelFiles("model", "config.json", config, (*text, tower)))
             asked = replace(SETTINGS, version=Version(version), limit_mm_per_prompt=limit)
             alone = replace(both, parameters=text)

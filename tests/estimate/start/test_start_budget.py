@@ -16,7 +16,7 @@ from oomguard.core.errors import ConfigError, SettingError
 from oomguard.core.facts import GIB, MIB
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
-from oomguard.estimate.model.parameters import counted
+from oomguard.estimate.model.parameters import count_parameters
 from oomguard.estimate.start.cuda_graphs import cuda_graphs
 from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
@@ -43,7 +43,9 @@ H100 = VllmSettings(
 def model_of(config: dict = LLAMA):
     from oomguard.estimate.model.shape import read_shape
 
-    return read_model(ModelFiles("model", "config.json", config, counted(read_shape(config))))
+    return read_model(
+        ModelFiles("model", "config.json", config, count_parameters(read_shape(config)))
+    )
 
 
 MODEL = model_of()
@@ -165,7 +167,7 @@ def test_why_it_does_not_fit_is_said_with_both_numbers():
     assert (
         budget(gpu_memory_utilization=1.0)
         .reasons[0]
-        .startswith("the engine wants 79.19 GiB free at its start, an empty GPU has ")
+        .startswith("the engine needs 79.19 GiB free at its start, an empty GPU has ")
     )
     assert any("nothing is left" in reason for reason in budget(gpu_total_bytes=12 * GIB).reasons)
 
@@ -174,17 +176,17 @@ def test_what_the_engine_would_refuse_is_refused_by_name(subtests):
     for changes, message in [
         ({"tensor_parallel_size": 3}, "does not divide the 32 attention heads"),
         ({"pipeline_parallel_size": 33}, "the model has 32 layers"),
-        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'"),
-        ({"gpu_total_bytes": 0}, "a GPU of 0 bytes"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype 'int3' is not known"),
+        ({"gpu_total_bytes": 0}, "a GPU needs more than 0 bytes"),
         (
             {"tensor_parallel_size": 16, "max_model_len": 200_000},
-            "max_model_len is 200000, the model is for 131072",
+            "max_model_len is 200000, but the model supports 131072",
         ),
         (
             {"max_num_seqs": 2048, "max_num_batched_tokens": 512},
             "max_num_batched_tokens is 512, less than max_num_seqs 2048",
         ),
-        ({"block_size": 24, "version": Version("0.32")}, "block_size is 24"),
+        ({"block_size": 24, "version": Version("0.32")}, "block_size 24 is invalid"),
         ({"mamba_ssm_cache_dtype": "int3"}, "dtype is 'int3'"),
     ]:
         with (
@@ -334,7 +336,7 @@ def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
     text = json.dumps({"model": str(tmp_path), "num_speculative_tokens": 5})
     from oomguard.estimate.model.shape import read_shape
 
-    files = ModelFiles("model", "config.json", LLAMA, counted(read_shape(LLAMA)))
+    files = ModelFiles("model", "config.json", LLAMA, count_parameters(read_shape(LLAMA)))
     found, alone = budget_start(read_model(files, speculative_config=text), H100), budget()
 
     assert found.weights_bytes == alone.weights_bytes
@@ -349,7 +351,9 @@ def test_the_model_s_own_further_layers_are_loaded_for_speculation_only():
     from oomguard.estimate.model.weight_headers import Parameter
 
     further = Parameter("model.layers.32.mlp.up_proj.weight", (1024, 1024), 2**21)
-    files = ModelFiles("model", "config.json", config, (*counted(read_shape(config)), further))
+    files = ModelFiles(
+        "model", "config.json", config, (*count_parameters(read_shape(config)), further)
+    )
     found, alone = (
         budget_start(read_model(files, speculative_config='{"method": "mtp"}'), H100),
         budget_start(read_model(files), H100),
@@ -404,7 +408,8 @@ def test_a_checkpoint_s_own_eight_bit_cache_holds_twice_the_tokens():
 def test_layers_that_are_not_read_make_a_range():
     found = budget_start(model_of({**LLAMA, "hybrid_layer_pattern": [0, 1]}), H100)
     assert any(
-        "hybrid_layer_pattern in the configuration: not read" in line for line in found.assumptions
+        "hybrid_layer_pattern in the configuration: oomguard does not read this" in line
+        for line in found.assumptions
     )
     assert found.uncertainty_bytes > 5 * budget().uncertainty_bytes
 
@@ -434,7 +439,7 @@ def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
     }
     model = read_model(ModelFiles("model", "config.json", sparse, None))
     assert (model.shape.heads, model.shape.vocab) == (8, 262208)
-    said = "num_attention_heads 8, num_key_value_heads 4, vocab_size 262208: not in the file, its family's default in transformers"
+    said = "num_attention_heads 8, num_key_value_heads 4, vocab_size 262208: missing in the file, so the family's default in transformers applies"
     assert said in model.assumptions
     assert any("vision" in parameter.name for parameter in model.parameters)
 
@@ -507,7 +512,7 @@ def test_a_spoiled_configuration_is_planned_or_refused_by_name(damage, family, r
 
     config = {**LLAMA, "model_type": family, **damage}
     with contextlib.suppress(UsageError):  # any other exception is a finding
-        files = ModelFiles("model", "config.json", config, counted(read_shape(config)))
+        files = ModelFiles("model", "config.json", config, count_parameters(read_shape(config)))
         found = budget_start(read_model(files), replace(H100, tensor_parallel_size=ranks))
         assert found.weights_bytes >= 0
         json.dumps(start_record(found), allow_nan=False)
@@ -550,7 +555,9 @@ def test_a_runner_that_profiles_the_plain_sampler_only_is_said_to_take_more_late
     assert early.peak_activation_bytes < late.peak_activation_bytes
     (said,) = [line for line in early.assumptions if line.startswith("sampler: ")]
     # Logits of 1024 rows in bf16 and their float32 copy, 0.79 GiB, where the start profiled 0.30 GiB.
-    assert said == "sampler: 0.49 GiB more at its first use than this version's start reserves"
+    assert (
+        said == "sampler: needs 0.49 GiB more at its first use than this version's start reserves"
+    )
     assert not any(line.startswith("sampler: ") for line in late.assumptions)
 
 
@@ -576,9 +583,9 @@ def test_ranks_that_cannot_share_a_request_are_refused(subtests):
         ),
         (
             {"tensor_parallel_size": 8, "decode_context_parallel_size": 2},
-            "1 of 8 ranks hold the same key-value heads",
+            "1 of 8 ranks store the same key-value heads",
         ),
-        ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks hold"),
+        ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks store"),
     ]:
         with (
             subtests.test(changes=changes, message=message),
@@ -621,6 +628,6 @@ def test_the_stage_that_decides_the_tokens_is_named_where_the_parts_are_another_
     assert last.pool_bytes < found.kv_cache_pool_bytes == found.stages[0].pool_bytes
     assert found.kv_cache_tokens * 16 * 4096 <= last.pool_bytes
     assert any(
-        line.startswith("pipeline: the tokens are those of stage 1") for line in found.assumptions
+        line.startswith("pipeline: the tokens are for stage 1") for line in found.assumptions
     )
     assert not any(line.startswith("pipeline") for line in budget_start(MODEL, H100).assumptions)

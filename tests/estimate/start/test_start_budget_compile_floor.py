@@ -98,9 +98,9 @@ def test_a_table_that_may_be_counted_twice_is_named_and_left_out_of_the_plan():
     assert pinned.non_torch_bytes == released.non_torch_bytes
     assert pinned.compile_bytes == released.compile_bytes
     assert any(
-        "some first ones of vLLM 0.30 leave 1.02 GiB less" in line for line in pinned.assumptions
+        "some first starts of vLLM 0.30 leave 1.02 GiB less" in line for line in pinned.assumptions
     )
-    assert not any("some first ones" in line for line in released.assumptions)
+    assert not any("some first starts" in line for line in released.assumptions)
 
 
 def test_it_is_part_of_the_range_where_the_next_start_compiles_for_certain():

@@ -7,11 +7,11 @@ from dataclasses import replace
 from packaging.version import Version
 
 from oomguard.core.facts import GIB
-from oomguard.estimate.constants import kept_back, measured_groups
+from oomguard.estimate.constants import measured_groups, safety_reserve
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.start import Correction, VllmSettings
-from oomguard.estimate.start.start_budget import budget_start, kept_back_bytes
+from oomguard.estimate.start.start_budget import budget_start, reserve_bytes
 
 L4 = VllmSettings(
     version=Version("0.16.0"),
@@ -42,7 +42,7 @@ MODEL = read_model(
 
 def test_a_share_of_the_device_is_kept_back_of_a_version_and_a_gpu_that_was_not_measured():
     assert ("0.16", "L4") not in measured_groups()
-    assert kept_back_bytes(L4) == round(kept_back()["device_ratio"] * L4.gpu_total_bytes) > 0
+    assert reserve_bytes(L4) == round(safety_reserve()["device_ratio"] * L4.gpu_total_bytes) > 0
 
 
 def test_nothing_is_kept_back_where_the_start_or_its_like_was_measured(subtests):
@@ -53,7 +53,7 @@ def test_nothing_is_kept_back_where_the_start_or_its_like_was_measured(subtests)
         {"version": Version("0.19.1"), "gpu_name": "NVIDIA H100 80GB HBM3"},
     ]:
         with subtests.test(told=told):
-            assert kept_back_bytes(replace(L4, **told)) == 0
+            assert reserve_bytes(replace(L4, **told)) == 0
 
 
 def test_the_pool_is_smaller_by_it_and_the_plan_says_so():
@@ -62,7 +62,7 @@ def test_the_pool_is_smaller_by_it_and_the_plan_says_so():
     assert (
         found.requested_bytes - parts - found.kv_cache_pool_bytes
         == found.kept_back_bytes
-        == kept_back_bytes(L4)
+        == reserve_bytes(L4)
     )
-    (said,) = [line for line in found.assumptions if line.startswith("kept back: ")]
+    (said,) = [line for line in found.assumptions if line.startswith("reserve: ")]
     assert "60% of starts of other versions and GPUs" in said

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.estimate.model.layouts import laid_out
-from oomguard.estimate.model.parameters import built_on_meta, counted
+from oomguard.estimate.model.layouts import parameters_from_layout
+from oomguard.estimate.model.parameters import build_on_meta, count_parameters
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.model.weight_headers import Parameter
 from oomguard.estimate.start.weights import (
@@ -39,10 +39,10 @@ SHAPE = read_shape(LLAMA)
 
 def test_transformers_and_the_count_agree_on_a_plain_decoder():
     pytest.importorskip("transformers")
-    built = built_on_meta(SHAPE)
+    built = build_on_meta(SHAPE)
 
     assert built is not None
-    assert sum(p.bytes for p in built) == sum(p.bytes for p in counted(SHAPE))
+    assert sum(p.bytes for p in built) == sum(p.bytes for p in count_parameters(SHAPE))
 
 
 @pytest.mark.skipif(not TABLE.is_file(), reason="needs ../shared/data")
@@ -52,7 +52,10 @@ def test_the_weights_are_those_that_vllm_logged_on_an_h100():
         shape = read_shape(run["config"])
         ranks, stages = run["tensor_parallel_size"], run["pipeline_parallel_size"]
         held = rank_weights(
-            counted(shape), shape, tensor_parallel_size=ranks, pipeline_parallel_size=stages
+            count_parameters(shape),
+            shape,
+            tensor_parallel_size=ranks,
+            pipeline_parallel_size=stages,
         )
         assert held.fullest_bytes / GIB == pytest.approx(run["measured_gib"]["weights"], rel=0.005)
     assert len(runs) >= 5
@@ -137,7 +140,7 @@ def test_an_encoder_s_layers_stand_with_the_first_stage():
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
 def test_all_ranks_together_hold_at_least_the_model(ranks, stages):
-    parameters = counted(SHAPE)
+    parameters = count_parameters(SHAPE)
     held = rank_weights(
         parameters, SHAPE, tensor_parallel_size=ranks, pipeline_parallel_size=stages
     )
@@ -211,7 +214,7 @@ def test_a_published_start_loads_to_the_hundredth_of_a_gibibyte_what_its_log_say
         "max_position_embeddings": 32768,
     }
     shape = read_shape(config)
-    parameters = laid_out(shape, tied=False)
+    parameters = parameters_from_layout(shape, tied=False)
 
     assert parameters is not None
     assert rank_weights(parameters, shape).fullest_bytes / GIB == pytest.approx(14.25, abs=0.005)
