@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from oomguard.journal.store import Journal, Record
+from oomguard.journal.codec import AttemptRow
+from oomguard.journal.store import Journal
 from support.commands import ROOT
 
 ENGINE = ROOT / "tests" / "analyst" / "fake_engine.py"
@@ -41,7 +42,7 @@ def scraped(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def counted(records: list[Record]) -> dict[tuple[str, ...], float]:
+def counted(records: list[AttemptRow]) -> dict[tuple[str, ...], float]:
     """Return the counters that a journal's records come to."""
     found: Counter[tuple[str, ...]] = Counter()
     for record in records:
@@ -62,6 +63,6 @@ def counted(records: list[Record]) -> dict[tuple[str, ...], float]:
     return dict(found)
 
 
-def records(journal: Path) -> list[Record]:
+def records(journal: Path) -> list[AttemptRow]:
     """Return what a journal holds."""
     return Journal(journal).records()

@@ -19,6 +19,10 @@ from oomguard.retry.ledger import Ledger
 # started.
 
 
+# The server's own time to end after a hang; what hangs seldom takes it.
+END_S: Final = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class CommandTerminator:
     """Ends the command of a run.

@@ -13,6 +13,7 @@ from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
 from oomguard.cli.standard_output import GONE_STATUS, OutputLostError, pass_on, told_apart
 from oomguard.core.errors import OomguardError, exit_status_of
+from oomguard.core.extensions import optional_commands
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
 _COMMANDS: Final = {
@@ -32,10 +33,7 @@ _COMMANDS: Final = {
         "oomguard.cli.plan",
         "Say where the bytes of each GPU will go, before anything is started.",
     ),
-    "gpus": (
-        "oomguard.cli.gpus",
-        "Show each GPU: who holds what, who has a lease, what is hidden from here.",
-    ),
+    **optional_commands(),
     "report": (
         "oomguard.cli.report",
         "Write what a start measured as a record without names, to contribute.",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 import click
 
 from oomguard.analyst.side_effects import OwnFiles, of_journal
-from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     CommandAfterDashes,
     Duration,
@@ -31,10 +30,15 @@ from oomguard.cli.options import (
     read_rules,
     tell_configuration,
 )
-from oomguard.cli.placement_options import PlacementOptions, placement_options
-from oomguard.cli.ranks_options import RanksOptions, ranks_options
-from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
-from oomguard.cli.serving_options import END_S, BesideServer, ServingOptions, serving_options
+from oomguard.cli.run_extensions import (
+    ClusterChoices,
+    ClusterSupport,
+    NoCluster,
+    RunSetup,
+    cluster_options,
+    metrics_option,
+    run_attempts,
+)
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis
 from oomguard.journal.location import JournalUrl, Location, default_path
@@ -370,10 +374,7 @@ JOURNAL_BUSY_S: Final = 1.0
     show_default=True,
     help="Form of the events on standard error.",
 )
-@placement_options
-@ranks_options
-@serving_options
-@scheduler_options
+@cluster_options
 @output_options
 @click.pass_context
 def command(
@@ -389,7 +390,6 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
-    metrics: str | None,
     snapshot: str | None,
     journal: Location | None,
     reuse: bool,
@@ -397,15 +397,11 @@ def command(
     grace: float,
     pty: bool,
     log_format: str,
-    placement: PlacementOptions,
-    ranks: RanksOptions,
-    restart: str,
-    hang_after: float,
-    termination_message: str | None,
-    scheduling: SchedulerOptions,
     quiet: bool,
     verbose: bool,
     color: str,
+    metrics: str | None = None,
+    cluster: ClusterChoices | None = None,
 ) -> int:
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and
     run it again.
@@ -431,6 +427,7 @@ def command(
     from oomguard.engines.command import Launch
 
     signals = link.signals
+    choices = cluster or NoCluster()
     configure_log(log_format, quiet=quiet, verbose=verbose)
     tell_configuration(ctx, get_logger().warning, get_logger().debug)
     link.options.update(
@@ -438,17 +435,15 @@ def command(
         pty=pty,
         quiet=quiet,
         is_json=log_format == "json",
-        status_by_cause=scheduling.exit_status != "own",
+        status_by_cause=choices.has_status_by_cause,
         input_path=None if input_file is None else str(Path(input_file).absolute()),
     )
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-    serving = ServingOptions(restart, hang_after, termination_message).checked(
-        is_inside=outer is not None
-    )
+    choices = choices.check(is_inside=outer is not None)
     if outer is None:
-        relaunches = serving.relaunches(ctx, max_relaunches)
+        relaunches = choices.max_relaunches(max_relaunches)
     else:
         relaunches = 0
     limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
@@ -468,14 +463,10 @@ def command(
             print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
     launch = Launch(tuple(argv))
-    beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-    job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
+    support = choices.begin(RunSetup(launch, signals, grace, pinned, outer))
     start = _hung_start(link, rules, grace)
-    scheduler = BesideScheduler(
-        scheduling, beside.health, is_inside=outer is not None, tells=job.speaks
-    )
-    configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
-    if job.tells:
+    configure_log(log_format, quiet=quiet or not (support.is_reporter or verbose), verbose=verbose)
+    if support.is_reporter:
         opens = partial(_journal, journal)
     else:
         opens = None
@@ -488,30 +479,29 @@ def command(
         dry_run,
         on_failure,
         idempotent,
-        Companions((start, *beside.companions, *scheduler.companions, *job.companions)),
-        restarts=serving.restarts,
-        ended_by_us=lambda: start.ended_by_us() or beside.ended_by_us() or job.ended_by_us(),
-        placing=placement.placing(argv, pinned, outer),
+        Companions((start, *support.companions)),
+        restarts=support.restarts,
+        ended_by_us=lambda: start.ended_by_us() or support.ended_by_us(),
+        placing=support.assign_devices(),
         own_files=OwnFiles(
             report,
-            termination_message,
+            *support.own_files,
             *of_journal(journal if isinstance(journal, Path) else None),
             late=[] if asked is None else [asked.files],
         ),
-        together=job.together,
+        together=support.coordinator,
     )
-    known = reused(launch, policy, journal, reuse=reuse and outer is None and job.may_reuse())
-    supervision.begins_with = scheduler.begins_with(policy) or known
-    told = beside.telling_errors(scheduler.tell_error)(run_told)
-    with job:
-        outcome = scheduler.classified(
-            told(supervision, link, ctx, metrics, is_inner=outer is not None)
-        )
-        beside.tell(outcome)
-        if job.tells:  # of several ranks one does, and the others end after it
-            _tell_all(outcome, scheduler, asked, report)
+    known = reused(launch, policy, journal, reuse=reuse and outer is None and support.may_reuse())
+    supervision.begins_with = support.begins_with(policy) or known
+    with support:
+        with support.reporting_errors():
+            outcome = run_attempts(supervision, link, ctx, metrics, is_inner=outer is not None)
+        outcome = support.classify(outcome)
+        support.report_end(outcome)
+        if support.is_reporter:  # of several ranks one does, and the others end after it
+            _tell_all(outcome, support, asked, report)
             _tell(outcome, color, quiet=quiet)
-            scheduler.requeue(outcome)
+            support.requeue(outcome)
     return outcome.status
 
 
@@ -519,7 +509,7 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     """Return what looks for a start that has failed and does not end."""
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import LiveOutput
-    from oomguard.analyst.outcome import CommandTerminator
+    from oomguard.analyst.outcome import END_S, CommandTerminator
 
     end = CommandTerminator(link.signals, min(grace, END_S))
     return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)
@@ -535,10 +525,10 @@ def _check(rules: tuple[str, ...], report: str | None) -> None:
 
 
 def _tell_all(
-    outcome: Outcome, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None
+    outcome: Outcome, support: ClusterSupport, asked: AskedSnapshot | None, report: str | None
 ) -> None:
     """Tell how the run ended where others read it."""
-    scheduler.tell(outcome)
+    support.report_to_scheduler(outcome)
     if asked is not None:
         asked.tell(outcome)
     if report is not None:

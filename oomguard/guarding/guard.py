@@ -28,6 +28,7 @@ from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding import observers as told
 from oomguard.guarding.batch_size_cache import KnownSizes
+from oomguard.guarding.call_metrics import report_attempt, report_death, report_end_of_call
 from oomguard.guarding.failure import run_guarded, snapshot_path, take_at
 from oomguard.guarding.function_call import AsHandedIn, RowsCall
 from oomguard.guarding.intercept import entered, in_force, watch, watching
@@ -37,7 +38,6 @@ from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.probe.snapshot_recorder import Recording
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.scan.exceptions import may_be_oom
-from oomguard.telemetry import guarded_calls
 
 # The guard as a decorator: of a function that calls engines, and of one that works on rows itself.
 
@@ -481,7 +481,7 @@ class Guard:
         so at once.
         """
         attempted(attempt)
-        guarded_calls.attempted(attempt)
+        report_attempt(attempt)
         if self._function is None and not is_healthy:
             with self._lock:
                 self._attempts.append(attempt)
@@ -492,7 +492,7 @@ class Guard:
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Put an attempt in the place of one that ended well and has failed since."""
-        guarded_calls.died(attempt, now)
+        report_death(attempt, now)
         with self._lock:
             kept = [now if one is attempt else one for one in self._attempts]
             self._attempts = deque(kept, maxlen=MAX_ATTEMPTS_KEPT)
@@ -501,7 +501,7 @@ class Guard:
         """Keep what is left of a call: under ``with`` its finished rows, of a function its
         attempts, where it failed at first.
         """
-        guarded_calls.call_ended()
+        report_end_of_call()
         if self._function is None:
             self.partial = partial
         elif attempts:

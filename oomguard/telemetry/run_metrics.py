@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from oomguard.core.errors import UsageError
+from oomguard.core.http_port import LOCAL, HttpAddress, parse_address
 from oomguard.core.incident import Attempt, Patch
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
@@ -61,30 +59,10 @@ def resident_bytes(pid: int) -> int | None:
 
 # Where a run's metrics go: ``PORT``, ``HOST:PORT`` or a file whose name ends in .prom.
 
-LOCAL: Final = "127.0.0.1"
-ANY: Final = "*"
-EVERYWHERE: Final = "::"
 SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads no other
-_LARGEST_PORT: Final = 65535
-_ADDRESS: Final = re.compile(
-    r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})"
-)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsAddress:
-    """Where metrics are served; port 0 is any that is free."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        if ":" in self.host:
-            return f"[{self.host}]:{self.port}"
-        return f"{self.host}:{self.port}"
-
-
-def parse_target(text: str) -> MetricsAddress | Path:
+def parse_target(text: str) -> HttpAddress | Path:
     """Return the address or the file that ``--metrics`` names.
 
     Raises:
@@ -117,34 +95,6 @@ def parse_target(text: str) -> MetricsAddress | Path:
             ),
         )
     return address
-
-
-def parse_address(text: str, default_host: str) -> MetricsAddress | None:
-    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is
-    every address of this machine.
-    """
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > _LARGEST_PORT:
-        return None
-    host = found["v6"] or found["host"] or default_host
-    # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
-    everywhere = EVERYWHERE if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
-    return MetricsAddress(everywhere if host == ANY else host, int(found["port"]))
-
-
-def listening_at(address: MetricsAddress) -> socket.socket:
-    """Return a socket that listens; what comes before it is served waits in its queue.
-
-    Raises:
-        OSError: it cannot listen there.
-    """
-    family, _, _, _, place = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    )[0]
-    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own
-    # default.
-    both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
-    return socket.create_server(place[:2], family=family, dualstack_ipv6=both)
 
 
 # Metrics as a file for node_exporter's textfile collector, written anew at each event.

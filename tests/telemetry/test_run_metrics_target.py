@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from oomguard.core.errors import UsageError
-from oomguard.telemetry.run_metrics import MetricsAddress, parse_target
+from oomguard.core.http_port import HttpAddress
+from oomguard.telemetry.run_metrics import parse_target
 
 
 def test_an_address_is_read_and_a_port_alone_is_of_this_machine():
     for text, address in [
-        ("9400", MetricsAddress("127.0.0.1", 9400)),
-        ("0", MetricsAddress("127.0.0.1", 0)),
-        ("0.0.0.0:9400", MetricsAddress("0.0.0.0", 9400)),
-        ("gpu-3.example.org:9400", MetricsAddress("gpu-3.example.org", 9400)),
-        ("[::1]:9400", MetricsAddress("::1", 9400)),
-        ("*:9400", MetricsAddress("::" if socket.has_dualstack_ipv6() else "0.0.0.0", 9400)),
+        ("9400", HttpAddress("127.0.0.1", 9400)),
+        ("0", HttpAddress("127.0.0.1", 0)),
+        ("0.0.0.0:9400", HttpAddress("0.0.0.0", 9400)),
+        ("gpu-3.example.org:9400", HttpAddress("gpu-3.example.org", 9400)),
+        ("[::1]:9400", HttpAddress("::1", 9400)),
+        ("*:9400", HttpAddress("::" if socket.has_dualstack_ipv6() else "0.0.0.0", 9400)),
     ]:
         assert parse_target(text) == address, (text, address)
 

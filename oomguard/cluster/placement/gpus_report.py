@@ -1,4 +1,4 @@
-"""The devices of this machine: as lines for a terminal and as JSON."""
+"""Report the GPUs of this machine as terminal lines and as JSON."""
 
 from __future__ import annotations
 
@@ -21,13 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# The devices of this machine as a person asks for them: who holds what, who has a lease, and what
-# is hidden from here.
-
-
 @dataclass(frozen=True, slots=True)
 class SeenPlace:
-    """One place: who has its lease, and whether CUDA_VISIBLE_DEVICES leaves it."""
+    """Describe one device with its lease, and whether CUDA_VISIBLE_DEVICES permits it."""
 
     place: DeviceSlot
     lease: Lease | None
@@ -35,7 +31,7 @@ class SeenPlace:
 
     @property
     def unseen_bytes(self) -> int | None:
-        """What is held by nobody that is seen, None where it cannot be told."""
+        """The memory that no visible process holds, or None if it is unknown."""
         own = self.place
         if own.used_bytes_by_pid is None:
             sizes = None
@@ -48,15 +44,15 @@ class SeenPlace:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it.
+    """Hold everything that ``oomguard gpus`` shows.
 
     Attributes:
-        survey: what NVML tells.
-        places: the GPUs and instances, in the order of the bus.
-        folder: where leases lie, and why none can be held.
-        pids_are_known: whether the numbers of processes are those of this machine's processes as
-            they are seen from here.
-        hidden: what is hidden from here, a line each.
+        survey: the answers of NVML.
+        places: the GPUs and MIG instances in PCI bus order.
+        folder: the folder of leases.
+        pids_are_known: whether NVML's process IDs are valid here; in a container they are the
+            host's.
+        hidden: one line for each thing that this user cannot see.
     """
 
     survey: Survey
@@ -66,12 +62,12 @@ class Overview:
     hidden: tuple[str, ...]
 
     def gpu(self, place: DeviceSlot) -> Gpu:
-        """Return the GPU of a place."""
+        """Return the GPU that a device belongs to."""
         return next(gpu for gpu in self.survey.gpus if gpu.device.index == place.index)
 
 
 def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
-    """Look at the devices of this machine; nothing is locked or changed."""
+    """Inspect the devices of this machine without locking or changing anything."""
     found = survey()
     known = sees_the_host_s_pids() is True
     places = places_of(found)
@@ -93,28 +89,25 @@ def _hidden(found: Survey, seen: tuple[SeenPlace, ...], *, pids_are_known: bool)
             driver = f", driver {found.driver}"
         else:
             driver = ""
-        yield f"NVML does not answer: {found.failure}{driver}: which devices there are is not known"
+        yield f"NVML does not answer: {found.failure}{driver}. The devices are unknown"
         return
     for one in seen:
         if one.place.used_bytes_by_pid is None and one.place.cannot is None:
             yield (
-                f"{one.place.shown}: the driver does not tell which processes use it (an old "
+                f"{one.place.shown}: the driver does not report which processes use it (an old "
                 "driver, MIG, or no permission)"
             )
         if one.unseen_bytes and not one.place.is_empty and not one.place.used_bytes_by_pid:
             yield (
-                f"{one.place.shown}: {format_gib(one.unseen_bytes)} is held by processes that are "
-                "not seen from here"
+                f"{one.place.shown}: processes that are not visible here hold "
+                f"{format_gib(one.unseen_bytes)}"
             )
     if not pids_are_known and any(one.place.used_bytes_by_pid for one in seen):
-        yield (
-            "the numbers of processes are those of the host: inside this container they name "
-            "others, or nobody"
-        )
+        yield ("process IDs are the host's: inside this container they mean other processes")
 
 
 def gpus_record(overview: Overview) -> dict[str, Any]:
-    """Return the devices as the JSON contract has them, sizes in bytes."""
+    """Return the devices as the JSON contract defines them, sizes in bytes."""
     return {
         "schema": SCHEMA,
         "driver_version": overview.survey.driver,
@@ -163,7 +156,7 @@ def _lease(lease: Lease) -> dict[str, Any]:
 
 
 def print_gpus(console: Console, overview: Overview) -> None:
-    """Print each device with who holds what of it, then what is hidden from here."""
+    """Print each device with its processes and lease, then what this user cannot see."""
     for line in _lines(overview):
         console.print(drawn(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -179,7 +172,7 @@ def _lines(overview: Overview) -> Iterator[str]:
         if is_part and own.instance == min(
             p.place.instance or 0 for p in overview.places if p.place.index == own.index
         ):
-            yield f"GPU {own.index}  divided (MIG): only its instances can be used"
+            yield f"GPU {own.index}  divided (MIG): only its instances are usable"
         if one.is_visible:
             hidden = ""
         else:

@@ -1,9 +1,9 @@
-"""The ranks of one job meet: whose document is of this job, and which rank is lost.
+"""Let the ranks of one job meet: verify whose messages belong to this job, and detect lost ranks.
 
-A folder may hold documents of an earlier job, and a rank may come late. Rank 0 lists the nonce that
-each rank shows; a rank that finds its own there knows that rank 0's document is of now, and answers
-with rank 0's nonce; a rank that has answered is met. All others are believed only as far as rank 0
-has met them.
+The folder may hold messages of an earlier job, and a rank may come late. So each rank shows a
+random nonce. Rank 0 lists the nonces that it read. A rank that finds its own nonce in the list
+knows that rank 0's message is current, and answers with rank 0's nonce. Rank 0 has then met that
+rank. The other ranks trust each other only after rank 0 has met them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from oomguard.cluster.ranks.messages import Folder, Said, said
 from oomguard.cluster.ranks.rank_lock import Claim, ContestedError
 
 LEADER: Final = 0
-# A rank of another host whose document has not changed for so long is silent.
+# A rank on another host is silent if its message has not changed for this long.
 BEAT_S: Final = 5.0
 SILENT_S: Final = 6 * BEAT_S
 
 
 class Meeting:
-    """What this rank says, and what the others do.
+    """Exchange messages with the other ranks.
 
     Args:
-        folder: where the documents lie.
-        rank: this one.
-        size: how many there are.
-        claim: this rank's, None where it has none.
+        folder: the folder of messages.
+        rank: the number of this rank.
+        size: the number of ranks.
+        claim: the lock of this rank, or None if it holds none.
     """
 
     def __init__(self, folder: Folder, rank: int, size: int, claim: Claim | None = None) -> None:
@@ -49,37 +49,41 @@ class Meeting:
 
     @property
     def own(self) -> Said:
-        """This rank's document."""
+        """The message of this rank."""
         return self._own
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank decides."""
+        """Whether this rank decides for all."""
         return self.rank == LEADER
 
     def say(self, **changes: Any) -> None:
-        """Change this rank's document. Raises OSError where it cannot be written."""
+        """Change some fields of this rank's message.
+
+        Raises:
+            OSError: the message cannot be written.
+        """
         with self._lock:
             self._say(**changes)
 
     def look(self) -> dict[int, Said]:
-        """Read the others, and return the documents that are of this job, by rank, with this rank's
-        own.
+        """Read the messages, and return those that belong to this job, by rank.
 
         Raises:
-            ContestedError: nobody knows which they are.
-            OSError: they cannot be read, or this rank's cannot be written.
+            ContestedError: another job uses the same folder.
+            OSError: a message cannot be read, or this rank's message cannot be written.
         """
         if self._claim is not None and (why := self._claim.contested()) is not None:
             raise ContestedError(why)
         with self._lock:
             texts = self._folder.read()
-            has_left = self._own.state == "left"  # then the last rank may remove it
+            # without its lock, the last rank may remove the folder
+            has_left = self._own.state == "left"
             is_there = self._own.to_text() == texts.pop(self.rank, None)
             if self._first_written_s is not None and not is_there and not has_left:
                 self._folder.write(
                     self.rank, self._own.to_text()
-                )  # an earlier job's last rank removed it
+                )  # the last rank of an earlier job removed it
             found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
             others = {
                 rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank
@@ -100,9 +104,7 @@ class Meeting:
             return {**valid, self.rank: self._own}
 
     def lost(self) -> set[int]:
-        """Return the ranks whose process is gone for certain: it was on this host. One that said
-        that it leaves is not lost.
-        """
+        """Return the ranks on this host whose process has died without leaving first."""
         ids = self._own.host[0]
         return {
             rank
@@ -114,9 +116,7 @@ class Meeting:
         }
 
     def silent(self) -> set[int]:
-        """Return the ranks whose document has not changed for long, or that were not met for as
-        long.
-        """
+        """Return the ranks that were not met, or did not change their message, for long."""
         now_s = clock.now_s()
         quiet = {rank for rank, (_, at_s) in self._beats.items() if now_s - at_s > SILENT_S}
         met = {
@@ -125,7 +125,7 @@ class Meeting:
         return met | (self.missing() if self.age_s() > SILENT_S else set())
 
     def age_s(self) -> float:
-        """Return how long ago this rank first said anything."""
+        """Return the seconds since this rank wrote its first message."""
         if self._first_written_s is None:
             return 0.0
         return clock.now_s() - self._first_written_s
@@ -135,19 +135,20 @@ class Meeting:
         return set(range(self.size)) - {self.rank} - set(self._others)
 
     def leave(self) -> None:
-        """Say that this rank has nothing more to do with the job."""
+        """Announce that this rank leaves the job."""
         with contextlib.suppress(OSError):
             self.say(state="left")
 
     def withdraw(self) -> None:
-        """Take this rank's document back, as it cannot be written any more: who reads it late would
-        think that its process was killed.
+        """Remove this rank's message if it can no longer be written.
+
+        A late reader of the old message would think that the process was killed.
         """
         with contextlib.suppress(OSError):
             self._folder.withdraw(self.rank)
 
     def tidy(self) -> None:
-        """Remove the folder where this is the last rank that sees it."""
+        """Remove the folder if this is the last rank that uses it."""
         with contextlib.suppress(OSError):
             docs = self.look()
             here = self._folder.written_here()

@@ -1,5 +1,6 @@
-"""This process as one rank of a job, for ``oomguard run``: it watches the others while its command
-runs, and agrees with them after.
+"""Coordinate one rank of a job for ``oomguard run``.
+
+The rank watches the others while its command runs, and agrees with them on the next attempt.
 """
 
 from __future__ import annotations
@@ -32,40 +33,39 @@ if TYPE_CHECKING:
     from oomguard.cluster.ranks.mirror import Mirror
 
 
-# After an attempt: all ranks say how it ended, rank 0 decides for all, and all start again or none.
-#
-# No rank waits longer than the deadline after the first failure. A rank that has not said by then
-# how its attempt ended is silent, and with a silent rank none starts again: it would wait in its
-# first collective for one that does not come. Where rank 0 itself is silent, each rank ends by
-# itself; only rank 0 ever decides to start again, so two can never decide differently.
+# After an attempt each rank reports its result. Rank 0 decides, and either all ranks restart or
+# none does. No rank waits longer than the deadline after the first failure. If a rank has not
+# reported by then, no rank restarts, because its first collective would wait for the silent rank.
+# If rank 0 is silent, each rank ends. Only rank 0 ever decides to restart, so two decisions cannot
+# differ.
 
-# After the first failure, so long for all ranks to say how they ended.
+# Time for all ranks to report their result after the first failure.
 DEFAULT_TIMEOUT_S: Final = 30.0
-# Rank 0 decides so much earlier, that the others have its decision in time.
+# Rank 0 decides this much before the deadline, so that the others get its decision in time.
 _LEADER_RATIO: Final = 5 / 6
-# A failure of something else than memory, which another rank's memory failure may have led to.
+# A failure that is not an out-of-memory, but may follow another rank's out-of-memory.
 _OTHER_S: Final = 5.0
-# Ranks that start together have met by then.
+# Ranks that start together have met after this time.
 _MET_S: Final = 10.0
 _PAUSE_S: Final = 0.1
-# A thousand ranks that read one another are a load for the folder.
+# A thousand ranks that read each other's messages put load on the folder.
 _RANKS_A_PAUSE: Final = 512
-# Rank 0's documents may go with it: so long it waits until the others have read the last one.
+# Rank 0's messages may vanish with it, so it waits this long for the others to read the last one.
 _LEAVE_S: Final = 3.0
-# It reports, and may put the job back into its queue.
+# Rank 0 reports the run, and may requeue the job.
 _LEADER_TELLS_S: Final = 10.0
 
 
 class Round:
-    """The ranks agree on one attempt.
+    """Agree with the other ranks on the end of one attempt.
 
     Args:
-        meeting: the ranks.
-        own: how this rank's attempt ended.
-        timeout_s: the deadline.
-        stopped: whether the user asked to stop.
-        variables: returns what every rank's command gets in its environment where they start again;
-            of rank 0.
+        meeting: the messages of the ranks.
+        own: the result of this rank's attempt.
+        timeout_s: the deadline in seconds.
+        stopped: returns whether the user stopped the run.
+        variables: returns the environment variables of every rank's next attempt; only rank 0 uses
+            it.
     """
 
     def __init__(
@@ -85,8 +85,10 @@ class Round:
         self._called_s: float | None = None
 
     def decision(self) -> Decision | None:
-        """Return what all do; None after a stop. Raises OSError where this rank cannot say how its
-        attempt ended.
+        """Return the decision for all ranks, or None after a stop.
+
+        Raises:
+            OSError: this rank cannot report its result.
         """
         self._meeting.say(number=self._own.number, state="ended", end=self._own)
         while not self._stopped():
@@ -116,7 +118,7 @@ class Round:
         waited_for = set(range(self._meeting.size)) - set(ends)
         left = {
             rank for rank, doc in docs.items() if doc.state == "left"
-        }  # without saying how it ended
+        }  # without reporting its result
         gone = (self._meeting.lost() | left) & waited_for
         silent = gone or self._overdue(waited_for, _LEADER_RATIO)
         if waited_for and silent is None:
@@ -133,7 +135,7 @@ class Round:
         )
 
     def _without_leader(self, docs: dict[int, Said]) -> Decision | None:
-        """Return that none starts again, where rank 0 does not decide."""
+        """Return the decision that no rank restarts, because rank 0 does not decide."""
         leader = docs.get(LEADER)
         has_left = leader is not None and leader.state == "left"
         if has_left:
@@ -144,14 +146,16 @@ class Round:
         silent: set[int] | None = gone or self._overdue({LEADER}, 1.0)
         if silent is None:
             return None
-        if silent and not gone:  # whom rank 0 has not met, this one has not heard either
+        if silent and not gone:  # this rank knows only the ranks that rank 0 has met
             silent = set(range(self._meeting.size)) - set(ends)
         offsets = {rank: _offset(docs[rank]) for rank in ends}
         return decide(self._own.number, ends, offsets, silent=silent, gone=self._meeting.lost())
 
     def _overdue(self, waited_for: set[int], ratio: float) -> set[int] | None:
-        """Return which of these ranks are not waited for any longer; None where they are; empty
-        where nobody has to be blamed.
+        """Return which of these ranks are overdue.
+
+        None means that this rank still waits. An empty set means that the wait is over, but no rank
+        is to blame.
         """
         now_s = time.monotonic()
         if self._called_s is not None:
@@ -161,7 +165,7 @@ class Round:
             return None
         if (
             self._own.how == "ran"
-        ):  # the others go on with their work, unless their hosts are gone, or nobody is there
+        ):  # the others still work, unless their hosts are gone or no rank ever came
             is_over = self._met_nobody(_MET_S) or waited_for <= self._meeting.silent()
             if waited_for and is_over:
                 return waited_for
@@ -175,7 +179,7 @@ class Round:
         return None
 
     def _met_nobody(self, within_s: float) -> bool:
-        """Return whether no other rank was met, so long after this one began."""
+        """Return whether this rank met no other rank within a reasonable time."""
         return (
             len(self._meeting.missing()) == self._meeting.size - 1
             and self._meeting.age_s() > within_s
@@ -185,22 +189,27 @@ class Round:
 def start_together(
     meeting: Meeting, number: int, timeout_s: float, stopped: Callable[[], bool], *, is_able: bool
 ) -> str | None:
-    """Wait until all ranks can make an attempt; return why none makes it, None where all do. Raises
-    OSError.
+    """Wait until all ranks are ready for an attempt.
 
     Args:
-        meeting: the ranks.
-        number: the attempt.
-        timeout_s: how long this rank waits for the others.
-        stopped: whether the user asked to stop.
-        is_able: whether this rank can make it.
+        meeting: the messages of the ranks.
+        number: the number of the attempt.
+        timeout_s: the longest wait in seconds.
+        stopped: returns whether the user stopped the run.
+        is_able: whether this rank is ready.
+
+    Returns:
+        The reason why no rank starts, or None if all start.
+
+    Raises:
+        OSError: a message cannot be read or written.
     """
     if is_able:
         meeting.say(number=number, state="ready")
     if is_able:
         why = _why_not_together(meeting, number, timeout_s, stopped)
     else:
-        why = "this rank cannot"
+        why = "this rank is not ready"
     if why is not None:
         meeting.say(state="left", number=number - 1)
     return why
@@ -221,14 +230,16 @@ def _why_not_together(
         if not waited_for:
             return None
         if time.monotonic() - began_s > timeout_s:
-            return f"{ranks_in_words(waited_for)} did not get ready within {timeout_s:g} s"
+            return f"{ranks_in_words(waited_for)} was not ready within {timeout_s:g} s"
         time.sleep(_PAUSE_S)
     return "stopped"
 
 
 def leave(meeting: Meeting, *, keeps_store: bool) -> None:
-    """Say that this rank leaves; where the others read what it says from a store of its own, wait a
-    moment until they have.
+    """Announce that this rank leaves.
+
+    If the others read its messages from a store that this rank keeps, wait until they have read
+    them.
     """
     meeting.leave()
     began_s = time.monotonic()
@@ -239,8 +250,9 @@ def leave(meeting: Meeting, *, keeps_store: bool) -> None:
 
 
 def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
-    """Wait a while until rank 0 has left: a launcher may end all ranks with the first one that
-    fails, and rank 0 has to tell why.
+    """Wait a while until rank 0 has left.
+
+    A launcher may end all ranks when the first one fails, and rank 0 must report the reason first.
     """
     began_s = time.monotonic()
     while not meeting.is_leader and not stopped() and time.monotonic() - began_s < _LEADER_TELLS_S:
@@ -251,7 +263,7 @@ def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
 
 
 def ends_of(docs: Mapping[int, Said], number: int) -> dict[int, RankEnd]:
-    """Return how the ranks ended an attempt that have said so."""
+    """Return the results that the ranks have reported for an attempt."""
     return {
         rank: doc.end
         for rank, doc in docs.items()
@@ -267,15 +279,12 @@ def _offset(doc: Said) -> Offset | None:
     return Offset(doc.offset_s, doc.slack_s)
 
 
-# What is told of a decision: the failure of the rank that failed first, what became of the others,
-# and who was silent.
-
 _HOWS: Final = {
     "memory": "ran out of memory",
-    "secondary": "lost the others",
-    "ended": "ended by oomguard for it",
-    "stopped": "ended by a signal",
-    "other": "failed of something else",
+    "secondary": "lost the connection to the others",
+    "ended": "oomguard ended it for another rank",
+    "stopped": "a signal ended it",
+    "other": "failed for another reason",
     "ran": "ran",
 }
 
@@ -283,15 +292,16 @@ _HOWS: Final = {
 def told(
     decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int
 ) -> Diagnosis:
-    """Return what this rank tells after a decision: one incident, of the rank that failed first,
-    and how each rank ended.
+    """Return the diagnosis that this rank reports after a decision.
+
+    It has one incident, that of the rank that failed first, and the result of each rank.
 
     Args:
-        decision: of rank 0.
-        ends: how each rank ended.
-        own: what this rank's output tells.
-        rank: this one.
-        size: how many ranks there are.
+        decision: the decision of rank 0.
+        ends: the results of the ranks.
+        own: the diagnosis of this rank's output.
+        rank: the number of this rank.
+        size: the number of ranks.
     """
     if all(how == "ran" for how in decision.hows.values()) and not decision.absent:
         return own
@@ -319,11 +329,11 @@ def told(
 
 
 def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
-    """Return the plan of the rank that failed first, with what all ranks change in front: no less
-    is enough for all.
+    """Return the plan of the rank that failed first, starting with the patches that all ranks
+    need.
     """
     of_all = [patch_of(patch) for patch in decision.patches]
-    if len(of_all) > 1:  # none of them is enough alone
+    if len(of_all) > 1:  # one of these patches alone is not enough
         group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
         of_all = [replace(patch, group=group) for patch in of_all]
     named = {patch.setting for patch in of_all}
@@ -331,7 +341,7 @@ def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
 
 
 def record(decision: Decision, size: int) -> dict[str, Any]:
-    """Return a decision as the report has it, and as the journal keeps it with the incident."""
+    """Return a decision as the report and the journal store it."""
     return {
         "size": size,
         "first": decision.first,
@@ -370,7 +380,8 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
             known = ""
         else:
             known = (
-                " (their clocks do not tell the order: it had the least room, or the lowest number)"
+                " (the clocks cannot order the failures; it had the least free memory, or the "
+                "lowest number)"
             )
         notes.append(f"first: rank {decision.first}{known}")
     if decision.absent:
@@ -378,18 +389,17 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# What only an agreement needs is loaded for one: the command starts at once.
+# Import the modules of an agreement only when one is needed, so that the command starts at once.
 
 
 class RankOfAJob:
-    """Agrees with the other ranks (supervise/together.py), and goes along with the attempts
-    (supervise/companions.py).
+    """Coordinate one rank; implements the coordinator and the companion of a run.
 
     Args:
-        rendezvous: where the ranks meet.
-        timeout_s: after the first failure, so long for all ranks to say how they ended.
-        end: ends the command; it gets what is set when the attempt is over.
-        claim: of this rank.
+        rendezvous: the place where the ranks meet.
+        timeout_s: time for all ranks to report their result after the first failure, in seconds.
+        end: ends the command. It takes an event that is set when the attempt is over.
+        claim: the lock of this rank.
     """
 
     def __init__(
@@ -412,11 +422,11 @@ class RankOfAJob:
 
     @property
     def tells(self) -> bool:
-        """Whether this rank tells of the job, and keeps its journal, while all is well."""
+        """Whether this rank reports the job and writes its journal in the normal case."""
         return self._rendezvous.launched.rank == LEADER
 
     def began(self, number: int, launch: Launch, _pid: int | None) -> None:
-        """Meet the others, now that the command has started, and watch them."""
+        """Start to watch the other ranks, after the command has started."""
         self._why_off = self._why_off or self._rendezvous.problem
         if self._why_off is None:
             self._ended = None
@@ -425,12 +435,10 @@ class RankOfAJob:
             )
 
     def ended(self, _attempt: Attempt) -> None:
-        """Hear that an attempt has ended: it is known already."""
+        """Ignore the end of an attempt, which ``agree`` handles."""
 
     def ended_by_us(self) -> EndedByUs | None:
-        """Stop watching; return why the last attempt was ended for another rank, None where it was
-        not.
-        """
+        """Stop watching; return why the last attempt was ended for another rank, or None."""
         watch = self._watch
         self._watch = None
         if watch is not None:
@@ -441,7 +449,7 @@ class RankOfAJob:
         return self._ended
 
     def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed:
-        """Return what all ranks do after an attempt."""
+        """Return what all ranks do after an attempt, or None if this rank decides alone."""
 
         self.ended_by_us()
         decision = None
@@ -469,9 +477,7 @@ class RankOfAJob:
     def starts_again(
         self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool
     ) -> bool:
-        """Wait until all ranks can make an attempt that they agreed on; return whether
-        to make it.
-        """
+        """Wait until all ranks are ready for the next attempt; return whether to start it."""
         if (
             self._meeting is None
             or self._why_off is not None
@@ -486,11 +492,11 @@ class RankOfAJob:
             self._off(error.strerror or str(error))
             return False
         if why is not None and is_able:
-            get_logger().error("not run again: no rank starts without the others", why=why)
+            get_logger().error("not run again: a rank never restarts without the others", why=why)
         return why is None
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the other ranks."""
 
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
@@ -505,7 +511,8 @@ class RankOfAJob:
         self._claim.release()
         if self._meeting is not None and self._why_off is None:
             self._meeting.tidy()
-        elif self._meeting is not None or self._why_off is None:  # else the folder does not answer
+        # otherwise the folder does not answer
+        elif self._meeting is not None or self._why_off is None:
             self._claim.remove_where_last()
 
     def _met(self, launch: Launch) -> Meeting:
@@ -545,7 +552,7 @@ class RankOfAJob:
         if is_told and own.number > 1 and starts_once(own.tail):
             hint = "put oomguard around the launcher: oomguard run -- mpirun …"
             get_logger().error(
-                "the program cannot start again under its launcher: MPI_Init is let in once",
+                "the program cannot restart under its launcher, which allows MPI_Init only once",
                 hint=hint,
             )
         if decision.absent and is_told:
@@ -559,26 +566,26 @@ class RankOfAJob:
                 beside = {"mirror": problem}
             if len(docs) < size:
                 beside["hint"] = (
-                    "each rank needs an oomguard run of its own; --rendezvous none has each rank "
+                    "start each rank with its own oomguard run; --rendezvous none runs each rank "
                     "alone"
                 )
             if decision.silent or decision.first is not None:
-                then = ": no rank starts again"
+                then = ": no rank restarts"
             else:
                 then = ""
             tell = (
                 get_logger().error if decision.silent or rank != LEADER else get_logger().warning
-            )  # others tell errors only
+            )  # the other ranks report only errors
             tell(f"{absent_in_words(decision)}{then}", **beside)
         elif decision.why and decision.first is not None and is_told:
-            get_logger().warning(f"no rank starts again: {decision.why}")
+            get_logger().warning(f"no rank restarts: {decision.why}")
         elif decision.again and is_told:
             tell_repeated(ends_of(docs, own.number))
             if (why := self._why_apart()) is not None and len(
                 {doc.host for doc in docs.values()}
             ) == 1:
                 get_logger().warning(
-                    "all ranks are on this host, and meet there without their store", reason=why
+                    "all ranks are on this host and meet there without their store", reason=why
                 )
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again = patches if decision.again else ()
@@ -590,18 +597,19 @@ class RankOfAJob:
 
     def _off(self, why: str) -> None:
         self._why_off = why
-        get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
+        get_logger().error("the ranks cannot meet, so no rank restarts automatically", reason=why)
 
 
 def stopped_end(own: OwnEnd) -> RankEnd:
-    """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not
-    wait for it, nor blame it.
+    """Return the result of an attempt that a signal to this rank's oomguard ended.
+
+    The other ranks then neither wait for it nor blame it.
     """
     return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
 
 
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
-    """Return how this rank's attempt ended, as it is told to the others."""
+    """Return the result of this rank's attempt in the form that the other ranks read."""
     from oomguard.cluster.ranks.decision import is_secondary, policy_row, seen_row
     from oomguard.report.json import kept_incident, patch_dict
 

@@ -54,7 +54,7 @@ def test_the_place_of_each_repetition_is_named_and_its_input_counts():
     )
     group = summary.groups[0]
     assert (summary.incidents, group.inputs, group.example.source) == (1, 2, WORKER.format(812))
-    assert where(group).endswith(f"\ntold again: {driver}:7")
+    assert where(group).endswith(f"\nrepeated: {driver}:7")
     told = json.loads(summary_json(summary))
     assert told["groups"][0]["told_again"] == [{"source": driver, "line": 7}]
 

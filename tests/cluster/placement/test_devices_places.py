@@ -86,7 +86,7 @@ def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody()
     lost = Gpu(Device(1, None, None, None, None), None, None, failure="GPU is lost")
 
     assert [place.cannot for place in places_of(Survey((divided, lost)))] == [
-        "MIG is on, and it has no instance",
+        "MIG is on, but the GPU has no instance",
         "it does not answer: GPU is lost",
     ]
 

@@ -63,4 +63,4 @@ def test_a_device_that_was_named_and_fell_off_cannot_be_used_and_says_why():
         (place,) = read_gpus(f"{entry},").among((THREE[0], lost), meant={entry: [THREE[1]]})
         assert place.cannot == "it does not answer: GPU is lost"
     (place,) = read_gpus("GPU-1a,").among((THREE[0],), meant={"GPU-1a": [THREE[1]]})
-    assert (place.key, place.cannot) == ("GPU-1aaa", "it is not there any more")
+    assert (place.key, place.cannot) == ("GPU-1aaa", "it has gone")

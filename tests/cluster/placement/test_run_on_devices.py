@@ -43,7 +43,7 @@ def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 2 * GIB})
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible=1 order=PCI_BUS_ID\n")
-    assert "what it needs is not known" in errors
+    assert "its memory need is unknown" in errors
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_user_s_variable_is_a_limit(gpus):
     status, _, errors = run(gpus, ("--gpus", "0,"), PRINT, CUDA_VISIBLE_DEVICES="3,2")
     assert status == 2
     assert (
-        "--gpus names 0, which is not among the devices here (GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1)"
+        "--gpus names 0, but the devices here are: GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1"
         in errors
     )
 
@@ -74,7 +74,7 @@ def test_what_fits_nowhere_is_said_before_any_start_with_both_numbers_and_a_comm
 
     assert (status, gpus.happened()) == (125, [])
     assert re.search(
-        r"it takes 3\d\.\d\d GiB of a device at least, and GPU 0, the largest, has 24\.00 GiB",
+        r"it needs at least 3\d\.\d\d GiB of a device, but GPU 0, the largest, has 24\.00 GiB",
         errors,
     )
     assert re.search(

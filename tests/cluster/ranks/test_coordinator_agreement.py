@@ -93,7 +93,7 @@ def test_a_rank_that_leaves_without_saying_how_it_ended_is_not_waited_for(tmp_pa
 
 def test_a_rank_that_does_not_get_ready_is_named(tmp_path):
     why = start_together(met(tmp_path, 2)[0], 2, 0.5, lambda: False, is_able=True)
-    assert why == "rank 1 did not get ready within 0.5 s"
+    assert why == "rank 1 was not ready within 0.5 s"
 
 
 def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_path):
@@ -104,7 +104,7 @@ def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_pa
     ranks[1].say(number=2, state="running")
     watch = RankMonitor(lambda: ranks[1], 2, lambda _over: ended.set())
     assert ended.wait(20)
-    assert watch.stop().why == "ended, as rank 0 did not start again"
+    assert watch.stop().why == "ended because rank 0 did not restart"
 
 
 def test_a_rank_that_was_stopped_ends_no_other(tmp_path):

@@ -42,7 +42,7 @@ def test_a_job_of_one_rank_runs_and_is_repaired_as_any_command_is(
 @each(
     ("place", "words"),
     [
-        ("file", "is no folder"),
+        ("file", "is not a folder"),
         ("", "names no place"),
         ("foo://x", "not understood"),
     ],

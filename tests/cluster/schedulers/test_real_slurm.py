@@ -24,11 +24,13 @@ def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
     assert slurm.told(job, "%k").startswith(
         'oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB'
     )
-    assert "the job goes back to its queue: job=" in slurm.output(job)
+    assert "requeuing the job: job=" in slurm.output(job)
     slurm.begin_now(job)
     slurm.wait_for(job, "COMPLETED")
     said = slurm.output(job)
-    assert "the job goes on with what its last start changed: max_model_len=1792 restart=1" in said
+    assert (
+        "beginning with the changes of the job's last start: max_model_len=1792 restart=1" in said
+    )
     assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
 
 

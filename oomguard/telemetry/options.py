@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from oomguard.analyst.link import Link
     from oomguard.analyst.loop import Supervision
     from oomguard.analyst.outcome import Outcome
+    from oomguard.core.http_port import HttpAddress
     from oomguard.telemetry.metrics import Exporter
-    from oomguard.telemetry.run_metrics import MetricsAddress, Outlet
+    from oomguard.telemetry.run_metrics import Outlet
     from oomguard.telemetry.spans import Tracing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +41,7 @@ def metrics_option(function: F) -> F:
     )(function)
 
 
-def run_told(
+def run_with_metrics(
     supervision: Supervision, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
 ) -> Outcome:
     """Run the command, with what counts and tells its attempts beside what goes along already.
@@ -128,7 +129,7 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
     return counting
 
 
-def _leave_the_commands_port(address: MetricsAddress, argv: tuple[str, ...]) -> None:
+def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> None:
     """Raise UsageError for the port that the command's own server will need."""
     from oomguard.analyst.nested_run import unwrapped
     from oomguard.engines.command import Launch
@@ -143,7 +144,7 @@ def _leave_the_commands_port(address: MetricsAddress, argv: tuple[str, ...]) -> 
         )
 
 
-def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
+def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:
     """Return what serves the metrics; None, with a warning, where it cannot listen there: the
     command runs all the same.
     """

@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` for a command that is one rank of a job: which it is, and where
-the ranks meet.
-"""
+"""Add the ``run`` options for a command that is one rank of a job."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ if TYPE_CHECKING:
     from oomguard.engines.command import Launch
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
-# A rank that is ended for another one has this part of the time; the rest is for the agreement.
+# A rank that is ended for another one gets this part of the time; the rest is for the agreement.
 _GRACE_RATIO: Final = 1 / 3
 _OFF: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class RanksOptions:
-    """What was given of them; without any, the launcher's variables tell."""
+    """Hold the rank options; without any, the launcher's variables decide."""
 
     rank: int | None
     world_size: int | None
@@ -42,12 +40,11 @@ class RanksOptions:
     def beside(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, *, is_inside: bool
     ) -> BesideRanks:
-        """Return what goes along with a run whose command may be one rank of a job; inside another
-        run that one agrees.
+        """Return the coordination of this run; inside another run, the outer one coordinates.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another, or another process is
-                this rank already.
+            UsageError: an option is invalid or incomplete, or another process already has this
+                rank.
         """
         return BesideRanks(
             None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
@@ -56,11 +53,11 @@ class RanksOptions:
     def _of_a_job(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, environ: Mapping[str, str]
     ) -> RankOfAJob | None:
-        """Return this process as one rank of a job; None where it is none.
+        """Return the coordinator of this rank, or None for a single process.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another, or another process is
-                this rank already.
+            UsageError: an option is invalid or incomplete, or another process already has this
+                rank.
         """
         if self.rendezvous == _OFF:
             return None
@@ -68,7 +65,7 @@ class RanksOptions:
 
         if self.rendezvous == "":
             raise UsageError(
-                "--rendezvous '': it names no place",
+                "--rendezvous '': the value is empty",
                 hint="--rendezvous DIR, a folder that all ranks see",
             )
         own = self._asked() or launched(environ)
@@ -84,7 +81,7 @@ class RanksOptions:
             own = launched(environ, is_one_job=True)
             if own is None:
                 why = (
-                    "--rendezvous is for one of several ranks, and nothing tells which one this is"
+                    "--rendezvous needs the number of this rank, which the launcher does not report"
                 )
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
@@ -96,7 +93,7 @@ class RanksOptions:
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
-        if own.size == 1:  # a script that starts N ranks starts one too
+        if own.size == 1:  # a script that starts N ranks may start only one
             return None
         claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
@@ -105,13 +102,13 @@ class RanksOptions:
             if self.rendezvous is not None:
                 raise
             get_logger().error(
-                "the ranks cannot meet: none starts again by itself",
+                "the ranks cannot meet, so no rank restarts automatically",
                 reason=str(error),
                 hint=error.hint,
             )
             place = replace(
                 place, problem=str(error)
-            )  # a launcher's variables may tell two jobs from each other badly
+            )  # a launcher's variables may not distinguish two jobs
         return RankOfAJob(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
@@ -119,12 +116,13 @@ class RanksOptions:
             return None
         if self.rank is None or self.world_size is None or self.rendezvous is None:
             raise UsageError(
-                "--rank, --world-size and --rendezvous belong together",
+                "--rank needs --world-size and --rendezvous",
                 hint="--rank 0 --world-size 4 --rendezvous DIR",
             )
         if self.rank >= self.world_size:
             raise UsageError(
-                f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0"
+                f"--rank {self.rank} is not below --world-size {self.world_size}",
+                hint="ranks count from 0",
             )
         from oomguard.cluster.ranks.launcher import Launched
 
@@ -132,7 +130,7 @@ class RanksOptions:
 
 
 class BesideRanks:
-    """One rank of a job, or a command that is none."""
+    """Wrap one rank of a job, or a single process."""
 
     def __init__(self, job: RankOfAJob | None) -> None:
         self._job = job
@@ -147,38 +145,37 @@ class BesideRanks:
 
     @property
     def tells(self) -> bool:
-        """Whether this process tells of the run, and keeps its journal and report: of several ranks
-        one does.
-        """
+        """Whether this process reports the run and writes its journal; only one rank does."""
         return self._job is None or self._job.tells
 
     @property
     def speaks(self) -> bool | None:
-        """Whether this process speaks for all ranks; None: it is none of several."""
+        """Whether this process reports for all ranks, or None for a single process."""
         if self._job is None:
             return None
         return self._job.tells
 
     def may_reuse(self) -> bool:
-        """Return whether the first attempt may begin with what a journal knows: ranks of one job
-        may read different ones.
+        """Return whether the first attempt may begin with changes from the journal.
+
+        Ranks of one job may read different journals, so they may not.
         """
         if self._job is not None:
             get_logger().warning(
-                "--reuse is left out: this is one of several ranks, and all begin alike"
+                "ignored --reuse: this is one of several ranks, and all must begin alike"
             )
         return self._job is None
 
     @property
     def companions(self) -> tuple[Companion, ...]:
-        """What hears of each attempt."""
+        """The listeners of each attempt."""
         if self._job is None:
             return ()
         return (self._job,)
 
     @property
     def together(self) -> Together:
-        """What decides after an attempt."""
+        """The coordinator that decides after an attempt."""
         from oomguard.analyst.coordination import Alone
 
         if self._job is None:
@@ -186,7 +183,7 @@ class BesideRanks:
         return self._job
 
     def ended_by_us(self) -> EndedByUs | None:
-        """Return why the last attempt was ended for another rank; None where it was not."""
+        """Return why the last attempt was ended for another rank, or None."""
         if self._job is None:
             return None
         return self._job.ended_by_us()
@@ -217,29 +214,31 @@ def ranks_options(function: F) -> F:
                 "--rank",
                 type=click.IntRange(min=0),
                 metavar="I",
-                help="Which rank of its job the command is, from 0: needed where no launcher "
-                "tells. [default: as torchrun, srun, mpirun, "
-                "RANK and WORLD_SIZE, or vLLM's own options tell]",
+                help=(
+                    "Number of this rank in its job, from 0. Required if no launcher sets it. "
+                    "[default: from torchrun, srun, mpirun, RANK and WORLD_SIZE, or vLLM's own "
+                    "options]"
+                ),
             ),
             option(
                 "--world-size",
                 type=click.IntRange(min=1),
                 metavar="N",
                 help=(
-                    "How many ranks the job has, each under an oomguard run of its own: needed "
-                    "with --rank, else told as that is."
+                    "Number of ranks, each started with its own oomguard run. Required with "
+                    "--rank; otherwise detected."
                 ),
             ),
             option(
                 "--rendezvous",
                 metavar="WHERE",
-                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
-                "of rank 0, ray (the cluster that runs "
-                "here), or none to have each rank alone. Needed with --rank, and for tasks of srun "
-                "or mpirun without MASTER_ADDR, "
-                "which may be no ranks of one job. [default: the store at MASTER_ADDR:MASTER_PORT, "
-                "on one host a folder of its "
-                "temporary files]",
+                help=(
+                    "Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
+                    "of rank 0, ray (the running cluster), or none to run each rank alone. "
+                    "Required with --rank, and for tasks of srun or mpirun without MASTER_ADDR. "
+                    "[default: the store at MASTER_ADDR:MASTER_PORT; on one host, a folder in its "
+                    "temporary files]"
+                ),
             ),
             option(
                 "--rank-timeout",
@@ -248,8 +247,8 @@ def ranks_options(function: F) -> F:
                 show_default=True,
                 metavar="TIME",
                 help=(
-                    "After the first failure, so long for all ranks to say how they ended; none "
-                    "starts again without the others."
+                    "Time for all ranks to report their result after the first failure. A rank "
+                    "never restarts without the others."
                 ),
             ),
         ),

@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM
-job's comment and its queue.
-"""
+"""Add the ``run`` options for schedulers: probes, exit status, SLURM comment and requeue."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ _FIRST: Final = "0"
 
 
 def scheduler_options(function: F) -> F:
-    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue; the command gets them as
-    ``scheduling``.
+    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue.
+
+    The command gets them as ``scheduling``.
     """
 
     @functools.wraps(function)
@@ -52,8 +51,8 @@ def scheduler_options(function: F) -> F:
                 "--probes",
                 metavar="[HOST:]PORT",
                 help=(
-                    "Answer /livez and /readyz, which see a hang, on a port of every address of "
-                    "this machine, 0 for any."
+                    "Answer /livez and /readyz on this port, also when the server hangs. Listens "
+                    "on every address unless HOST is given; port 0 picks a free port."
                 ),
             ),
             option(
@@ -61,20 +60,17 @@ def scheduler_options(function: F) -> F:
                 type=click.Choice(["own", _BY_CAUSE]),
                 default="own",
                 show_default=True,
-                help="by-cause: a run that failed ends with 90 where memory was the cause and no "
-                "permitted change is left, 91 where "
-                "others hold the device's memory, 92 where its server hung; else with the "
-                "command's own, as where a permitted change is "
-                "left and --max-relaunches, --max-per-hour, --deadline or a file that it wrote "
-                "stopped it.",
+                help=(
+                    "own: the command's status. by-cause: 90 = out of memory and no permitted "
+                    "change left, 91 = other processes hold the GPU memory, 92 = server hung; "
+                    "otherwise the command's status. The command's status also stands if a "
+                    "limit such as --deadline stopped a permitted change."
+                ),
             ),
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help=(
-                    "Make which attempt runs, and how the run ended, the comment of its SLURM job, "
-                    "behind one it has."
-                ),
+                help="Append the attempt number and outcome to the SLURM job comment.",
             ),
             option(
                 "--slurm-requeue",
@@ -82,10 +78,11 @@ def scheduler_options(function: F) -> F:
                 default=0,
                 show_default=True,
                 metavar="N",
-                help="Put the SLURM job back into its queue, N times at most, where memory failed "
-                "and a change is left to make, or others "
-                "hold the device. Its next start begins with the changes, which stand in the "
-                "job's comment.",
+                help=(
+                    "Requeue the SLURM job up to N times if memory failed and a change is left, or "
+                    "if other processes hold the GPU. The next start begins with the changes, "
+                    "which the job comment stores."
+                ),
             ),
         ),
     )
@@ -93,7 +90,7 @@ def scheduler_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """What was asked for."""
+    """Hold the scheduler options."""
 
     probes: str | None
     exit_status: str
@@ -102,17 +99,17 @@ class SchedulerOptions:
 
 
 class BesideScheduler:
-    """What goes along with a run for what schedules it.
+    """Report a run to its scheduler.
 
     Args:
-        options: what was asked for.
-        health: of the command's server; None: it is none.
-        is_inside: another run is around this one, and speaks for it.
-        tells: whether this process speaks for all ranks of its job; None: it is no rank, and of a
-            step's tasks the first one speaks.
+        options: the scheduler options.
+        health: the health monitor of the server, or None for another kind of command.
+        is_inside: whether another run is around this one, which reports instead.
+        tells: whether this process reports for all ranks. None: it is not a rank; the first task of
+            a SLURM step reports.
 
     Raises:
-        UsageError: ``--probes`` names no port.
+        UsageError: ``--probes`` is not an address.
     """
 
     def __init__(
@@ -148,15 +145,13 @@ class BesideScheduler:
             self.companions += (self._job,) if self._job is not None else ()
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that a job's last start left for this one: every rank of a job begins
-        with them.
-        """
+        """Return the changes that the job's last start left; every rank begins with them."""
         if self._begun is None:
             return ()
         return self._begun.begins_with(policy)
 
     def classified(self, outcome: Outcome) -> Outcome:
-        """Return how the run ended, with the status that was asked for."""
+        """Return the outcome with the exit status that the user chose."""
         if self._options.exit_status != _BY_CAUSE or outcome.is_stopped:
             return outcome
         from oomguard.cluster.schedulers.status_by_cause import by_cause
@@ -164,35 +159,33 @@ class BesideScheduler:
         return by_cause(outcome)
 
     def tell(self, outcome: Outcome) -> None:
-        """Tell the job's queue how the run ended."""
+        """Write the end of the run into the job's comment."""
         if self._job is not None:
             from oomguard.cluster.serving.end_message import comment_of
 
             self._job.end(outcome, comment_of(outcome) if outcome.status else "oomguard: ended")
 
     def tell_error(self, text: str) -> None:
-        """Tell the job's queue why nothing ran."""
+        """Write into the job's comment why nothing ran."""
         if self._job is not None:
             self._job.say_error(text)
 
     def requeue(self, outcome: Outcome) -> None:
-        """Put the job back where its next start may fit; the last thing that a run does."""
+        """Requeue the job if its next start may fit; call this last."""
         if self._job is not None:
             self._job.requeue(outcome)
 
 
 def _probes(text: str, health: Health | None) -> Companion | None:
-    """Return what answers probes; None, with a warning, where it cannot listen there: the command
-    runs all the same.
-    """
+    """Return the probe server, or None with a warning if it cannot listen."""
     from oomguard.cluster.serving.probes import ALIVE, Probes
+    from oomguard.core.http_port import ANY, parse_address
     from oomguard.core.log import get_logger
-    from oomguard.telemetry.run_metrics import ANY, parse_address
 
     address = parse_address(text, ANY)
     if address is None:
         raise UsageError(
-            f"--probes {text}: neither a port nor an address",
+            f"--probes {text} is not a port or an address",
             hint="--probes 8090, --probes 127.0.0.1:8090",
         )
     try:
@@ -200,7 +193,9 @@ def _probes(text: str, health: Health | None) -> Companion | None:
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning(
-            "probes are not answered: the run goes on without", address=str(address), reason=reason
+            "probes are not answered; the run continues without them",
+            address=str(address),
+            reason=reason,
         )
         return None
     if address.port == 0:
@@ -214,7 +209,7 @@ def _probes(text: str, health: Health | None) -> Companion | None:
 def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     from oomguard.cluster.schedulers.slurm import RunInJob, job_of
 
-    job = job_of(os.environ, "the job's comment is not set")
+    job = job_of(os.environ, "the job comment is not set")
     if job is None:
         return None
     return RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)

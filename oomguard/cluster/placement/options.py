@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` that place a command: which devices, how long to wait for them,
-and until when they are leased.
-"""
+"""Add the ``run`` options that choose, lease and wait for devices."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """What was given of them; a command without ``--gpus`` is not placed."""
+    """Hold the placement options; without ``--gpus`` oomguard does not choose devices."""
 
     gpus: str | None
     wait_s: float | None
@@ -34,15 +32,15 @@ class PlacementOptions:
     def placing(
         self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None
     ) -> DeviceAssignment:
-        """Return what places the attempts of a run.
+        """Return the device assignment for the attempts of a run.
 
         Raises:
-            UsageError: an option cannot be understood, or needs ``--gpus``.
+            UsageError: an option is invalid or needs ``--gpus``.
         """
         if self.gpus is None:
             if self.wait_s is not None:
                 raise UsageError(
-                    "--wait waits for a device, and no --gpus says which",
+                    "--wait needs --gpus",
                     hint="oomguard run --gpus auto --wait 30m -- …",
                 )
             from oomguard.analyst.placed_runs import AsGiven
@@ -69,7 +67,8 @@ class PlacementOptions:
 def _folder_named(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value == "":
         raise UsageError(
-            "--lease-folder '' names no folder", hint="leave it out for /tmp/oomguard-leases"
+            "--lease-folder '': the name is empty",
+            hint="leave out --lease-folder to use /tmp/oomguard-leases",
         )
     return value
 
@@ -82,8 +81,7 @@ def lease_folder_option(function: F) -> F:
         callback=_folder_named,
         metavar="DIR",
         help=(
-            "Where leases of devices lie; the same for all who share them. [default: "
-            "/tmp/oomguard-leases]"
+            "Folder of device leases, which all users must share. [default: /tmp/oomguard-leases]"
         ),
     )(function)
 
@@ -102,7 +100,7 @@ def placement_options(function: F) -> F:
     ) -> Any:
         source = click.get_current_context().get_parameter_source("wait")
         if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
-            wait = None  # a file of options is for runs with --gpus and for those without
+            wait = None  # a configuration file applies to runs with and without --gpus
         return function(
             *args,
             placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()),
@@ -117,7 +115,7 @@ def placement_options(function: F) -> F:
                 metavar="auto|N|LIST",
                 help=(
                     "Choose the devices before the start: as many as the command needs, N of them, "
-                    "or these (0,1 or 1, or UUIDs)."
+                    "or a list (0,1 or 1, or UUIDs)."
                 ),
             ),
             option(
@@ -125,7 +123,7 @@ def placement_options(function: F) -> F:
                 type=Duration(),
                 metavar="TIME",
                 help=(
-                    "With --gpus: wait so long for a device that others have, first come first "
+                    "With --gpus: wait at most this long for a busy device, first come first "
                     "served. [default: do not wait]"
                 ),
             ),
@@ -134,9 +132,11 @@ def placement_options(function: F) -> F:
                 type=click.Choice(["start", "job"]),
                 default="start",
                 show_default=True,
-                help="With --gpus: keep other starts off the devices until the engine has taken "
-                "its memory, or until the job ends. A "
-                "command whose memory is not known keeps them until it ends.",
+                help=(
+                    "With --gpus: reserve the devices until the engine has taken its memory "
+                    "(start), or until the job ends (job). If oomguard cannot predict the "
+                    "command's memory, it reserves them until the job ends."
+                ),
             ),
             lease_folder_option,
         ),

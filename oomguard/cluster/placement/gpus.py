@@ -1,6 +1,4 @@
-"""``oomguard gpus``: each device of this machine, who holds what of it, who has a lease, and what
-is hidden from here.
-"""
+"""Show the GPUs of this machine with ``oomguard gpus``."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Final
 import click
 
 from oomguard.cli.options import color_option, console, form_of, option
-from oomguard.cli.placement_options import lease_folder_option
+from oomguard.cluster.placement.options import lease_folder_option
 
 _FORMS: Final = ("terminal", "json")
 
@@ -29,10 +27,9 @@ _FORMS: Final = ("terminal", "json")
 @color_option
 @click.pass_context
 def command(ctx: click.Context, form: str, lease_folder: str | None, color: str) -> int:
-    """Show each GPU: its size, who holds what of it, its instances (MIG), its lease, and what is
-    hidden from here.
+    """Show each GPU: memory, processes, MIG instances, leases, and what this user cannot see.
 
-    Exit status: 0, also where NVML does not answer: the reason is shown.
+    Exit status: 0, even if NVML does not answer; the output then shows the reason.
     """
     from oomguard.cluster.placement.gpus_report import gpus_record, look, print_gpus
     from oomguard.cluster.placement.leases import LeaseFolder

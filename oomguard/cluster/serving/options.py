@@ -1,16 +1,15 @@
-"""The options of ``oomguard run`` for a server that runs for weeks, and what they put beside the
-run.
-"""
+"""Add the ``run`` options for a server that runs for weeks."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -27,25 +26,39 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_HANG_AFTER_S: Final = 300.0
-# Restarts of weeks are bounded by the hour: the user did not bound the whole.
+# A server that restarts for weeks has a limit per hour, but none in total by default.
 NO_BOUND: Final = 10**9
-# The server's own time to end after a hang; what hangs seldom takes it.
-END_S: Final = 10.0
 
 
 def serving_options(function: F) -> F:
-    """Add --restart, --hang-after and --termination-message."""
+    """Add --restart, --hang-after and --termination-message; the command gets them as
+    ``serving``.
+    """
+
+    @functools.wraps(function)
+    def with_serving(
+        *args: Any,
+        restart: str,
+        hang_after: float,
+        termination_message: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        asked = ServingOptions(restart, hang_after, termination_message)
+        return function(*args, serving=asked, **kwargs)
+
     return decorated(
-        function,
+        cast("F", with_serving),
         (
             option(
                 "--restart",
                 type=click.Choice(["no", "on-failure"]),
                 default="no",
                 show_default=True,
-                help="on-failure: run the command again as it was where it failed of something "
-                "else than memory, a hang too; "
-                "--max-per-hour bounds it, --max-relaunches only where you give it.",
+                help=(
+                    "on-failure: also restart the command unchanged after a hang or another "
+                    "failure that is not an out-of-memory. --max-per-hour limits restarts; "
+                    "--max-relaunches does too if you set it."
+                ),
             ),
             option(
                 "--hang-after",
@@ -53,17 +66,19 @@ def serving_options(function: F) -> F:
                 default=DEFAULT_HANG_AFTER_S,
                 show_default=True,
                 metavar="TIME",
-                help="A server whose requests wait for so long while its engine takes no step "
-                "hangs: it is told, and ended with "
-                "--restart on-failure, also where no start is left. 0: do not look.",
+                help=(
+                    "Treat the server as hung if requests wait this long without engine progress. "
+                    "Reports it; with --restart on-failure also stops it, even if no restart is "
+                    "left. 0 disables."
+                ),
             ),
             option(
                 "--termination-message",
                 type=click.Path(dir_okay=False),
                 metavar="PATH",
                 help=(
-                    "Where a failed run leaves how it ended, at most 4096 bytes. [default: "
-                    "/dev/termination-log in a pod of Kubernetes]"
+                    "File for the summary of a failed run, at most 4096 bytes. [default: "
+                    "/dev/termination-log in a Kubernetes pod]"
                 ),
             ),
         ),
@@ -72,17 +87,17 @@ def serving_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """What was asked for."""
+    """Hold the server options."""
 
     restart: str
     hang_after: float
     termination_message: str | None
 
     def checked(self, *, is_inside: bool) -> ServingOptions:
-        """Return what this run does of it: inside another run that one looks and runs again.
+        """Return the options that apply to this run; an outer run watches and restarts instead.
 
         Raises:
-            UsageError: a place cannot be written.
+            UsageError: the termination message cannot be written.
         """
         place = self.termination_message
         if place is not None and not os.access(Path(place).absolute().parent, os.W_OK):
@@ -95,19 +110,17 @@ class ServingOptions:
         return self
 
     def is_asked_for(self, ctx: click.Context) -> bool:
-        """Return whether the user asked to have the server watched."""
+        """Return whether the user asked to watch the server."""
         given = ctx.get_parameter_source("hang_after") is not click.core.ParameterSource.DEFAULT
         return self.hang_after > 0 and (given or self.restarts)
 
     @property
     def restarts(self) -> bool:
-        """Whether the command is run again as it was."""
+        """Whether the command restarts after a failure that is not an out-of-memory."""
         return self.restart == "on-failure"
 
     def relaunches(self, ctx: click.Context, given: int) -> int:
-        """Return the relaunches in all: those that were given, else without a bound where restarts
-        are asked for.
-        """
+        """Return the largest number of relaunches: the user's, or no limit with restarts."""
         is_default = (
             ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
         )
@@ -117,14 +130,14 @@ class ServingOptions:
 
 
 class BesideServer:
-    """What goes along with the run of a server; nothing where the command is none.
+    """Watch the server of a run; do nothing for another kind of command.
 
     Args:
-        options: what was asked for.
+        options: the server options.
         launch: the command.
-        signals: of the run.
-        grace_s: time that the command has to end.
-        asked: whether the user gave an option of these.
+        signals: the signals of the run.
+        grace_s: the time that the command gets to end, in seconds.
+        asked: whether the user asked to watch the server.
     """
 
     def __init__(
@@ -144,7 +157,7 @@ class BesideServer:
 
         if not is_server(launch):
             return
-        from oomguard.analyst.outcome import CommandTerminator
+        from oomguard.analyst.outcome import END_S, CommandTerminator
         from oomguard.cluster.serving.health import Health
 
         end = CommandTerminator(signals, min(grace_s, END_S))
@@ -162,22 +175,22 @@ class BesideServer:
 
     @property
     def companions(self) -> tuple[Companion, ...]:
-        """What hears of each attempt."""
+        """The listeners of each attempt."""
         return tuple(companion for companion in (self._health, self._told) if companion is not None)
 
     def ended_by_us(self) -> EndedByUs | None:
-        """Return why we ended the last attempt; None where it ended by itself."""
+        """Return why oomguard ended the last attempt, or None."""
         if self._health is None:
             return None
         return self._health.ended_by_us()
 
     @property
     def health(self) -> Health | None:
-        """What looks at the server; None where the command is none."""
+        """The health monitor of the server, or None for another kind of command."""
         return self._health
 
     def tell(self, outcome: Outcome) -> None:
-        """Tell how the run ended, to all that were asked to hear."""
+        """Report the end of the run to systemd and in the termination message."""
         if self._told is not None:
             self._told.close(outcome.status)
         from oomguard.cluster.serving.end_message import message_of
@@ -187,11 +200,10 @@ class BesideServer:
 
     @contextlib.contextmanager
     def telling_errors(self, also: Callable[[str], None]) -> Iterator[None]:
-        """Tell of a run that ends before its command could start, as of one that failed; the error
-        goes on.
+        """Report an error that ends the run before its command starts; the error is raised again.
 
         Args:
-            also: who else is told, in the words of the message.
+            also: another function that takes the message.
         """
         try:
             yield
@@ -205,7 +217,7 @@ class BesideServer:
             raise
 
     def _leave(self, message: Callable[[], str]) -> None:
-        """Leave how the run ended where that is asked for."""
+        """Write the termination message, if there is a path for it."""
         from oomguard.cluster.serving.end_message import leave_message, message_place
 
         place = message_place(self._options.termination_message, os.environ)
