@@ -1,4 +1,4 @@
-"""Load what the optional packages add: the one place that names their modules.
+"""Load the modules of optional packages; no other module names them.
 
 ``cluster``, ``mapping`` and ``telemetry`` are optional. If the folder of one is missing, its
 commands and options are missing too, and everything else works. ``mapping`` adds only public
@@ -21,7 +21,7 @@ _MODULES: Final = {
 
 
 class OptionalCommand(NamedTuple):
-    """A sub-command of an optional package: its module, and its line in ``oomguard --help``."""
+    """Describe a sub-command of an optional package: its module and its help line."""
 
     module: str
     help: str

@@ -24,7 +24,7 @@ _ADDRESS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where metrics are served; port 0 is any that is free."""
+    """Hold the address of a small HTTP server; port 0 means any free port."""
 
     host: str
     port: int
@@ -36,29 +36,29 @@ class HttpAddress:
 
 
 def parse_address(text: str, default_host: str) -> HttpAddress | None:
-    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is
-    every address of this machine.
+    """Return the address for ``[HOST:]PORT``, or None if the text is invalid.
+
+    The host ``*`` means every address of this machine.
     """
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > _LARGEST_PORT:
         return None
     host = found["v6"] or found["host"] or default_host
-    # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
+    # getaddrinfo(3) resolves "*" to this machine alone, but users mean every address of it.
     everywhere = EVERYWHERE if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
     return HttpAddress(everywhere if host == ANY else host, int(found["port"]))
 
 
 def listening_at(address: HttpAddress) -> socket.socket:
-    """Return a socket that listens; what comes before it is served waits in its queue.
+    """Return a listening socket; early clients wait in its queue.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the address is not available.
     """
     family, _, _, _, place = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM
     )[0]
-    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own
-    # default.
+    # "::" means all addresses of both families, whatever the system's default is.
     both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
     return socket.create_server(place[:2], family=family, dualstack_ipv6=both)
 
@@ -70,7 +70,7 @@ _END: Final = b"\r\n\r\n"
 
 
 class _Connection:
-    """One client: what it has sent, then what it is sent."""
+    """Hold one client with its request and its answer."""
 
     def __init__(self, client: socket.socket, address: object) -> None:
         self.client = client
@@ -81,14 +81,14 @@ class _Connection:
 
 
 class HttpPort:
-    """Answers each request by a handler of the standard library's kind, and closes its connection.
+    """Answer each request with a handler like the standard library's, then close the connection.
 
-    A client that has not sent its request, or not taken its answer, within ``LIMIT_S`` is closed,
-    and the oldest one where ``MOST_CONNECTIONS`` are open and another one comes.
+    A client that takes longer than ``LIMIT_S`` to send its request or read its answer is closed.
+    With ``MOST_CONNECTIONS`` open connections, a new one closes the oldest.
 
     Args:
-        listening: the socket; it is closed at the end.
-        handler: answers a request, from memory into memory.
+        listening: the socket, which is closed at the end.
+        handler: answers a request in memory.
     """
 
     def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
@@ -119,7 +119,7 @@ class HttpPort:
             return
         except (
             OSError
-        ):  # no descriptor is left: take the client with the one that is kept for it, and close it
+        ):  # no file descriptor is left: use the spare one to accept the client, and close it
             os.close(self._spare)
             with contextlib.suppress(OSError):
                 self._listening.accept()[0].close()
@@ -166,7 +166,7 @@ class HttpPort:
 
 
 def _answered(handler: type[BaseHTTPRequestHandler], request: bytes, address: object) -> bytes:
-    """Return what a handler writes for a request."""
+    """Return the handler's answer to a request."""
     answer = io.BytesIO()
 
     class InMemory(handler):  # type: ignore[misc, valid-type]

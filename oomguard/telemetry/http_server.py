@@ -1,6 +1,4 @@
-"""A small HTTP server for probes and scrapes: one thread, few connections, and none that keeps it
-waiting.
-"""
+"""Serve the metrics of a run over HTTP."""
 
 from __future__ import annotations
 
@@ -13,25 +11,24 @@ from oomguard.core.http_port import EVERYWHERE, HttpAddress, HttpPort, listening
 from oomguard.core.log import get_logger
 from oomguard.telemetry.metrics import Exporter, registry_of
 
-# Metrics over HTTP: the port is taken before the command starts, the library is loaded once it
-# runs.
+# The port is taken before the command starts. prometheus-client is loaded while it runs.
 
-# An address to listen at that is none to open.
+# A client cannot connect to these listening addresses, but to their replacements.
 _OPENED: Final = {"0.0.0.0": "127.0.0.1", EVERYWHERE: "::1"}  # noqa: S104
 
 
 class Endpoint:
-    """Serves the metrics of one run until the process ends.
+    """Serve the metrics of one run until the process ends.
 
     Args:
-        address: where it listens.
-        exporter: what it serves.
+        address: the address to listen at.
+        exporter: the metrics.
 
     Attributes:
-        address: with the port that it has.
+        address: the address with the real port.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the address is not available.
     """
 
     def __init__(self, address: HttpAddress, exporter: Exporter) -> None:
@@ -40,8 +37,9 @@ class Endpoint:
         self._exporter = exporter
 
     def update(self) -> None:
-        """Answer from here on; what came before waits in the socket's queue. A scrape reads for
-        itself what is new.
+        """Start to answer requests; earlier ones wait in the socket's queue.
+
+        Later calls do nothing, because each scrape reads the current figures.
         """
         if self._socket is not None:
             listening = self._socket
@@ -52,7 +50,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where this machine opens it."""
+        """The URL for clients on this machine."""
         opened = HttpAddress(_OPENED.get(self.address.host, self.address.host), self.address.port)
         return f"http://{opened}/metrics"
 
@@ -60,10 +58,10 @@ class Endpoint:
         try:
             _server(listening, self._exporter).serve_forever()
         except Exception as error:  # noqa: BLE001
-            # an installation of the library that is broken raises anything
+            # a broken installation of prometheus-client may raise anything
             listening.close()
             get_logger().warning(
-                "no metrics are served: the run goes on without",
+                "no metrics are served; the run continues without them",
                 reason=f"{type(error).__name__}: {error}",
             )
 
@@ -75,7 +73,7 @@ def _server(listening: socket.socket, exporter: Exporter) -> HttpPort:
         registry = registry_of(exporter)
 
         def do_HEAD(self) -> None:  # noqa: N802 - the name that http.server calls
-            """Answer as to GET, without the body."""
+            """Answer like GET, without the body."""
             answering = self.wfile
             self.wfile = io.BytesIO()
             self.do_GET()

@@ -1,6 +1,4 @@
-"""``run --metrics``, and the spans that OpenTelemetry's variables ask for: what goes along with the
-run, and ends with it.
-"""
+"""Add ``run --metrics``, and run a command with metrics and OpenTelemetry spans."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ def metrics_option(function: F) -> F:
         "--metrics",
         metavar="[HOST:]PORT|FILE",
         help=(
-            "Serve Prometheus metrics of this run on a port of this machine, 0 for any, or keep "
-            "them in FILE, whose name ends in .prom."
+            "Serve Prometheus metrics of this run on a local port (0 picks a free one), or write "
+            "them to FILE, whose name must end in .prom."
         ),
     )(function)
 
@@ -44,18 +42,18 @@ def metrics_option(function: F) -> F:
 def run_with_metrics(
     supervision: Supervision, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
 ) -> Outcome:
-    """Run the command, with what counts and tells its attempts beside what goes along already.
+    """Run the command, and count and trace its attempts as far as the user asked.
 
     Args:
         supervision: the run.
-        link: to the supervisor, which tells whether the user has stopped it.
-        ctx: tells whether a flag or a variable asks for metrics.
-        metrics: where they go; None: nowhere.
-        is_inner: whether another run is around this one, which heeds the same variables.
+        link: the connection to the supervisor, which knows whether the user stopped the run.
+        ctx: the command line, which shows whether a flag or a variable asks for metrics.
+        metrics: the target of the metrics. None: no metrics.
+        is_inner: whether another run is around this one, which uses the same variables.
 
     Raises:
-        UsageError: ``metrics`` is no place for metrics, or prometheus-client is not installed.
-        LaunchError: the command cannot be started at all.
+        UsageError: ``metrics`` is invalid, or prometheus-client is not installed.
+        LaunchError: the command cannot be started.
     """
 
     def stopped() -> bool:
@@ -84,15 +82,13 @@ def run_with_metrics(
             spans.end(status)
             tracing.deliver()
         except Exception as error:  # noqa: BLE001
-            # the command has ended, and its status is told whatever becomes of the spans
+            # the command has ended, and lost spans must not change its status
             get_logger().warning("spans are lost", reason=f"{type(error).__name__}: {error}")
     return outcome
 
 
 def _tracing() -> Tracing | None:
-    """Return what sends spans; None where the environment does not ask for it, which
-    loads nothing.
-    """
+    """Return the tracing, or None without OpenTelemetry variables; then nothing is loaded."""
     if not any(name.startswith("OTEL_") for name in os.environ):
         return None
     from oomguard.telemetry import spans
@@ -103,14 +99,12 @@ def _tracing() -> Tracing | None:
 
 
 def _is_inherited(ctx: click.Context) -> bool:
-    """Return whether no flag of this run asks for metrics: a variable or a file speaks to the run
-    around it too.
-    """
+    """Return whether a variable or a file asks for metrics, which the outer run already serves."""
     return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
 
 
 def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) -> Companion:
-    """Return what counts a run's attempts; the file that it writes is one of the run's own."""
+    """Return the counter of a run's attempts; a file that it writes counts as oomguard's own."""
     from oomguard.telemetry.metrics import Exporter, Tally, require_library
     from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, sampled
 
@@ -130,7 +124,7 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
 
 
 def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> None:
-    """Raise UsageError for the port that the command's own server will need."""
+    """Raise UsageError for the port that the command's own server needs."""
     from oomguard.analyst.nested_run import unwrapped
     from oomguard.engines.command import Launch
     from oomguard.engines.registry import launcher_of
@@ -140,14 +134,12 @@ def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> Non
     if address.port and address.port in {one.port for one in own if one is not None}:
         raise UsageError(
             f"--metrics {address}: the command itself listens on port {address.port}",
-            hint="--metrics 0 takes any that is free",
+            hint="--metrics 0 picks a free port",
         )
 
 
 def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:
-    """Return what serves the metrics; None, with a warning, where it cannot listen there: the
-    command runs all the same.
-    """
+    """Return the metrics server, or None with a warning if it cannot listen."""
     from oomguard.telemetry.http_server import Endpoint
 
     log = get_logger()
@@ -158,8 +150,8 @@ def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:
             taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"}
         else:
             taken = {}
-        # The system's words, without the address that Python adds to them; a name that is not found
-        # has a number below 0.
+        # Use the system's error text, without the address that Python adds. The number of a failed
+        # name lookup is below 0.
         if error.errno in errno.errorcode:
             number = error.errno
         else:
@@ -169,7 +161,7 @@ def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:
         else:
             why = error.strerror or str(error)
         log.warning(
-            "no metrics are served: the run goes on without",
+            "no metrics are served; the run continues without them",
             address=str(address),
             reason=why,
             **taken,

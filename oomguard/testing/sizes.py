@@ -1,6 +1,4 @@
-"""Sizes as a tester writes them: ``"8 GiB"`` is 2^30 a unit, ``"8 GB"`` 10^9, as both
-are defined.
-"""
+"""Parse and format sizes: ``"8 GiB"`` means 2^30 bytes a unit, ``"8 GB"`` means 10^9."""
 
 from __future__ import annotations
 
@@ -19,10 +17,11 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
 def read_size(size: str | int, what: str = "size") -> int:
-    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; a text
-    needs a unit.
+    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes.
 
-    Raises SettingError, which names ``what`` the size is of, also below zero.
+    Raises:
+        SettingError: it is invalid, negative, or a text without a unit. The message names ``what``
+            it is.
     """
     if isinstance(size, str):
         match = _SIZE.match(size)
@@ -33,7 +32,7 @@ def read_size(size: str | int, what: str = "size") -> int:
         if match is not None and not match[2]:
             number = match[1]
             raise SettingError(
-                f"not a {what}: {size!r} has no unit",
+                f"invalid {what}: {size!r} has no unit",
                 hint=f'write "{number} GiB", "{number} MiB" or "{number} B"',
             )
         if match is None or factor is None or not math.isfinite(float(match[1]) * factor):
@@ -50,9 +49,7 @@ def read_size(size: str | int, what: str = "size") -> int:
 
 
 def written(size_bytes: int, unit_end: str = "iB") -> str:
-    """Write a size as torch does (c10/util/Exception format_size): two decimals, bytes below one
-    KiB.
-    """
+    """Format a size with two decimals, as c10/util/Exception format_size in torch does."""
     for letter, factor in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {letter}{unit_end}"

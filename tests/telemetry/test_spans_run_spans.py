@@ -191,7 +191,7 @@ def test_a_collector_that_refuses_is_told_in_one_line_and_the_command_is_as_ever
     ran = run(command=("echo", "ran"), **collector.env)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     (line,) = ran.stderr.splitlines()
-    assert line.startswith("oomguard: spans are lost: the collector did not take them")
+    assert line.startswith("oomguard: spans are lost because the collector did not accept them")
 
 
 def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_stated():
@@ -222,7 +222,7 @@ def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs():
         ),
         (
             {"OTEL_TRACES_EXPORTER": "mine"},
-            "a package whose opentelemetry_traces_exporter has mine",
+            "a package that provides mine for opentelemetry_traces_exporter",
         ),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"}, "one of grpc, http/protobuf"),
     ]:
