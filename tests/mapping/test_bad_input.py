@@ -18,7 +18,7 @@ import torch
 
 import oomguard
 from oomguard.mapping.claims import Claims
-from oomguard.mapping.store import ResultStore
+from oomguard.mapping.store import ResultStore, network_file_system
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,7 +145,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
 
 
 def test_a_local_folder_is_none_of_a_network(tmp_path):
-    assert store.network_file_system(tmp_path) is None
+    assert network_file_system(tmp_path) is None
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

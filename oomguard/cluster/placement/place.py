@@ -189,7 +189,7 @@ def _too_few(
     else:
         turns = ""
     return PlacementError(
-        f"{lacking} devices too few: {', '.join(wanted)}, but {_there(usable)}{hidden}",
+        f"{lacking} too few: {', '.join(wanted)}, but {_there(usable)}{hidden}",
         hint=f"ask for fewer{turns}",
     )
 

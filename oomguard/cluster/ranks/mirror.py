@@ -23,7 +23,7 @@ from oomguard.cluster.ranks.rendezvous import Rendezvous
 from oomguard.core.log import get_logger
 from oomguard.supervisor.process import inherited
 
-_CHILD: Final = Path(__file__).with_name("mirror_child.py")
+_CHILD: Final = Path(__file__).with_name("mirror_process.py")
 # After its standard input ends, it gets this time to store the last messages.
 _END_S: Final = 5.0
 _ANSWER_S: Final = 1.0

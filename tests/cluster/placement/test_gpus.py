@@ -111,6 +111,6 @@ def test_why_nvml_does_not_answer_is_shown_and_the_status_is_zero(gpus):
 def test_a_folder_that_holds_no_leases_is_told(gpus, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert f"no leases: {tmp_path}/open lets every user" in show(
+    assert f"no leases: every user can remove other users' files in {tmp_path}/open" in show(
         gpus, OOMGUARD_LEASE_FOLDER=str(tmp_path / "open")
     )

@@ -60,13 +60,13 @@ def test_a_device_that_two_programs_name_is_the_conflict(gpus):
     kind, text, hint = place(gpus, {"serve": [0, 1], "extract": [1, 2]})
     assert kind == "PlacementError"
     assert "'serve' and 'extract' both name device 1" in text
-    assert "run them in turn" in hint
+    assert "run them one after the other" in hint
 
 
 def test_too_few_devices_name_who_wants_how_many_and_how_to_run_in_turn(gpus):
     kind, text, hint = place(gpus, {"serve": 4, "extract": 4})
     assert kind == "PlacementError"
-    assert text == "4 too few: 'serve' wants 4, 'extract' wants 4, and there are 4 (0, 1, 2, 3)"
+    assert text == "4 too few: 'serve' wants 4, 'extract' wants 4, but there are 4 (0, 1, 2, 3)"
     assert "oomguard run --gpus 4 --wait 1h" in hint
 
 

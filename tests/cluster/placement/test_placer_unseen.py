@@ -22,7 +22,7 @@ def test_a_list_of_numbers_is_taken_in_its_order_where_the_user_s_variable_permi
 @each("visible", ["3", "", "-1", "0", "0,-1,2", "0,0,2"])
 def test_one_that_the_user_s_variable_hides_is_refused_as_with_nvml(visible):
     with pytest.raises(
-        UsageError, match=f"names [02], which is not among the devices here.*{VISIBLE}={visible}"
+        UsageError, match=f"names [02], but the devices here are: .*{VISIBLE}={visible}"
     ):
         named_unseen(read_gpus("2,0"), {VISIBLE: visible})
 

@@ -114,7 +114,7 @@ def test_one_rank_a_host_mirrors():
     ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"],
 )
 def test_what_names_no_place_is_refused(asked):
-    with pytest.raises(UsageError, match="not understood"):
+    with pytest.raises(UsageError, match="is invalid"):
         rendezvous(of_two_hosts(), asked)
 
 

@@ -43,8 +43,8 @@ def test_a_job_of_one_rank_runs_and_is_repaired_as_any_command_is(
     ("place", "words"),
     [
         ("file", "is not a folder"),
-        ("", "names no place"),
-        ("foo://x", "not understood"),
+        ("", "the value is empty"),
+        ("foo://x", "is invalid"),
     ],
 )
 def test_what_is_no_place_is_refused_before_the_command(place: str, words: str, tmp_path: Path):
