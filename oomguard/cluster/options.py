@@ -14,11 +14,11 @@ from oomguard.cli.run_extensions import RunSetup
 from oomguard.cluster.placement.options import PlacementOptions, placement_options
 from oomguard.cluster.ranks.options import RanksOptions, ranks_options
 from oomguard.cluster.schedulers.options import (
-    BesideScheduler,
     SchedulerOptions,
+    SchedulerSupport,
     scheduler_options,
 )
-from oomguard.cluster.serving.options import BesideServer, ServingOptions, serving_options
+from oomguard.cluster.serving.options import ServerSupport, ServingOptions, serving_options
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import Companion
@@ -101,14 +101,14 @@ class ClusterRun:
         self._options = options
         self._setup = setup
         is_asked_for = options.serving.is_asked_for(click.get_current_context())
-        self._server = BesideServer(
+        self._server = ServerSupport(
             options.serving, setup.launch, setup.signals, setup.grace_s, asked=is_asked_for
         )
         is_inside = setup.outer_pid is not None
         self._rank = options.ranks.beside(
             setup.launch, setup.signals, setup.grace_s, is_inside=is_inside
         )
-        self._scheduler = BesideScheduler(
+        self._scheduler = SchedulerSupport(
             options.scheduling, self._server.health, is_inside=is_inside, tells=self._rank.speaks
         )
 

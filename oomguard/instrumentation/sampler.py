@@ -95,7 +95,7 @@ _STAYS_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 3600.0  # a lock accepts no longer timeout than threading.TIMEOUT_MAX
 
 
-class Sampled(Protocol):
+class SampleReceiver(Protocol):
     """Define an object that receives samples."""
 
     sample_every_s: float
@@ -116,18 +116,18 @@ class _Sampler:
     def begin_anew(self) -> None:
         """Forget all receivers in a forked child, where the thread does not exist."""
         self._lock = threading.Lock()
-        self._due: dict[Sampled, float] = {}
+        self._due: dict[SampleReceiver, float] = {}
         self._thread: threading.Thread | None = None
         # The thread waits for this lock, which is locked while there is no news. Each thread has
         # its own.
         self._news = threading.Lock()
         self._waits_until_s = 0.0
 
-    def everyone(self) -> tuple[Sampled, ...]:
+    def everyone(self) -> tuple[SampleReceiver, ...]:
         """Return all receivers."""
         return tuple(self._due)
 
-    def add(self, sampled: Sampled) -> None:
+    def add(self, sampled: SampleReceiver) -> None:
         """Add a receiver; start the thread for the first one."""
         with self._lock:
             self._due[sampled] = due_s = time.monotonic() + sampled.sample_every_s
@@ -142,7 +142,7 @@ class _Sampler:
             elif due_s < self._waits_until_s:
                 self._wake()
 
-    def remove(self, sampled: Sampled, *, stays: bool = False) -> threading.Thread | None:
+    def remove(self, sampled: SampleReceiver, *, stays: bool = False) -> threading.Thread | None:
         """Remove a receiver.
 
         With the last one, return the thread, which ends now, or a moment later if it ``stays``.
@@ -216,7 +216,7 @@ os.register_at_fork(after_in_child=_renew)
 _RESIDENT: Final = Counter(HOST, RESIDENT)
 
 
-class Measured:
+class WatchMeasurement:
     """Measure a watch over all its entries; "before" is before the first entry."""
 
     def __init__(self) -> None:

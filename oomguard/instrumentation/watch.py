@@ -49,7 +49,7 @@ from oomguard.guarding.observers import (
 )
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.sampler import Measured, most, readings, sampler, uses_of
+from oomguard.instrumentation.sampler import WatchMeasurement, most, readings, sampler, uses_of
 from oomguard.probe import torch_memory
 from oomguard.probe.torch_memory import Peaks
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # Spans and marks outside their watch are not recorded, so they cause a warning.
 
 
-class Outside:
+class InactiveUseWarnings:
     """Warn once about a span and once about a mark, because a loop may make a million."""
 
     def __init__(self) -> None:
@@ -480,11 +480,11 @@ class Watch:
         self._lock = threading.RLock()
         self._entered = 0
         self._error = ""
-        self._measured = Measured()
+        self._measured = WatchMeasurement()
         self._rows = Rows()
         self._marks: list[Mark] = []
         self._under_way: list[CallMeasurement] = []
-        self._outside = Outside()
+        self._outside = InactiveUseWarnings()
 
     def __enter__(self) -> Watch:
         if disabled():

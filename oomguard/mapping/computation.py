@@ -280,7 +280,7 @@ def is_container(value: Any) -> bool:
     )
 
 
-def plain(value: Any) -> Any:
+def plain_content(value: Any) -> Any:
     """Return a value as ``digest`` accepts it: namespaces become dictionaries, and sets are
     sorted.
 
@@ -438,7 +438,7 @@ def _settings(model: Any) -> str | None:
             ):
                 continue
             try:
-                found.append((place, name, digest(plain(value)).hex()))
+                found.append((place, name, digest(plain_content(value)).hex()))
             except (NotPlainError, UnknownContentError):
                 continue
     if found:
@@ -736,7 +736,7 @@ def _containers(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     for name, value in values.items():
         if is_container(value) and not _is_scalar(value):
             try:
-                held[name] = _short(plain(value))
+                held[name] = _short(plain_content(value))
             except (NotPlainError, UnknownContentError):
                 unseen[name] = type(value).__qualname__
     return held, unseen

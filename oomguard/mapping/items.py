@@ -14,7 +14,7 @@ from oomguard.core.errors import UsageError
 from oomguard.core.records import Record
 from oomguard.guarding.failure import add_note
 from oomguard.mapping.computation import DIGEST_BYTES, UnknownContentError, digest
-from oomguard.mapping.store import Finished, Key
+from oomguard.mapping.store import FinishedResults, Key
 
 # Items that are looked up together. From a generator, ``map`` reads only the next batch.
 READ_AT_ONCE: Final = 800
@@ -62,7 +62,7 @@ class Items:
     """
 
     def __init__(
-        self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: Finished
+        self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: FinishedResults
     ) -> None:
         _check(items)
         if key is not None and not callable(key):

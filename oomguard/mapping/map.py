@@ -27,8 +27,8 @@ from oomguard.mapping.computation import Computation, computation_of, difference
 from oomguard.mapping.items import FAILED, FailedItem, Items
 from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.serialization import Codec
-from oomguard.mapping.store import Finished, ResultStore
-from oomguard.mapping.work import BatchSize, MapRun, OnError, Reader, Results, Ways
+from oomguard.mapping.store import FinishedResults, ResultStore
+from oomguard.mapping.work import BatchSize, MapRun, OnError, Reader, Results, WorkOptions
 
 # A call's options are checked before anything is computed.
 
@@ -65,7 +65,7 @@ class MapJob:
     key: Callable[[Any], Any] | None
     batch_size: int | None
     codec: Codec
-    ways: Ways
+    ways: WorkOptions
     progress: bool
 
     @classmethod
@@ -115,7 +115,7 @@ class MapJob:
             options.get("key"),
             options.get("batch_size"),
             Codec(options.get("encode"), options.get("decode")),
-            Ways(on_error, options.get("clear_cache_every"), of_guard),
+            WorkOptions(on_error, options.get("clear_cache_every"), of_guard),
             options.get("progress", True),
         )
 
@@ -169,7 +169,7 @@ class MapJob:
                 )
             if own and (code := self.computation.code) is not None:
                 _tell_of_code(code, store.codes(computation), own)
-            finished = Finished(store, computation, own)
+            finished = FinishedResults(store, computation, own)
             size = BatchSize(self.batch_size)
             found = Items(items, self.key, finished)
             call = self._noting(call, store, computation)

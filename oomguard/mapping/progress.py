@@ -16,7 +16,7 @@ from oomguard.core.log import pauses
 
 
 @contextlib.contextmanager
-def undrawn(library: str) -> Iterator[None]:
+def keep_random_state(library: str) -> Iterator[None]:
     """Restore Python's random generator after ``library`` is loaded inside the context.
 
     Other threads use the generator too. So it stays untouched if the library is already loaded, and
@@ -46,7 +46,7 @@ class MapProgress:
 
     def __enter__(self) -> MapProgress:
         if self.shown:
-            with undrawn("rich.style"):
+            with keep_random_state("rich.style"):
                 from rich.console import Console
                 from rich.progress import (
                     BarColumn,

@@ -369,7 +369,7 @@ _LEAST_AHEAD: Final = 800
 _LEAST_RATIO: Final = 0.5
 
 
-class Finished:
+class FinishedResults:
     """Find the results that a computation has in the store.
 
     Args:

@@ -30,7 +30,7 @@ from oomguard.scan.exceptions import may_be_oom
 # Check that ``fn`` returned one result for each item.
 
 
-def one_each(results: Any, items: int) -> Sequence[Any]:
+def check_results(results: Any, items: int) -> Sequence[Any]:
     """Return the results of ``fn`` as a list with one result for each item.
 
     Raises:
@@ -111,7 +111,7 @@ _SHOWN: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class WorkOptions:
     """Hold the user's choices.
 
     Attributes:
@@ -148,7 +148,7 @@ class MapRun:
         claims: Claims,
         codec: Codec,
         size: BatchSize,
-        ways: Ways,
+        ways: WorkOptions,
         progress: MapProgress,
     ) -> None:
         self._call = call
@@ -350,7 +350,7 @@ class MapRun:
         waiting = [index for index in indices if self.items.rows[index] == WAITING]
         if waiting:
             results = self._call([self.items[index] for index in waiting])
-            self._keep(waiting, one_each(results, len(waiting)))
+            self._keep(waiting, check_results(results, len(waiting)))
         return indices
 
     def _keep(self, indices: list[int], results: Sequence[Any]) -> None:

@@ -32,7 +32,7 @@ tallies: Final[list[Tally]] = []
 _TRACE: Final = "opentelemetry.trace"
 
 
-class Tried(NamedTuple):
+class SpanAttempt(NamedTuple):
     """Hold an attempt of a call, with its start and end in Unix nanoseconds as spans use them."""
 
     attempt: Attempt
@@ -40,10 +40,10 @@ class Tried(NamedTuple):
     ended_ns: int
 
 
-_tried: ContextVar[tuple[Tried, ...]] = ContextVar("oomguard_tried", default=())
+_tried: ContextVar[tuple[SpanAttempt, ...]] = ContextVar("oomguard_tried", default=())
 
 
-def attempted(attempt: Attempt) -> None:
+def count_attempt(attempt: Attempt) -> None:
     """Count an attempt that ended, of a call that has run out of memory."""
     if attempt.incident is None and attempt.number == 1:
         return
@@ -53,7 +53,7 @@ def attempted(attempt: Attempt) -> None:
     _trace(attempt, attempt.seconds)
 
 
-def died(before: Attempt, now: Attempt) -> None:
+def count_death(before: Attempt, now: Attempt) -> None:
     """Count the death of an engine that had started successfully, with its working time."""
     for tally in tallies:
         if before.number == 1:  # an attempt that succeeds at once is not counted
@@ -62,13 +62,13 @@ def died(before: Attempt, now: Attempt) -> None:
     _trace(now, 0.0)
 
 
-def call_ended() -> None:
+def end_call() -> None:
     """Make a span of the call's attempts, if it had any."""
     tried = _tried.get()
     if tried:
         _tried.set(())
         try:
-            tell(tried)
+            make_span(tried)
         except Exception:
             logger = get_plain_logger()
             logger.exception("the span of a guarded call failed")
@@ -77,13 +77,13 @@ def call_ended() -> None:
 def _trace(attempt: Attempt, seconds: float) -> None:
     if _TRACE in sys.modules:
         now_ns = time.time_ns()
-        _tried.set((*_tried.get(), Tried(attempt, now_ns - round(seconds * 1e9), now_ns)))
+        _tried.set((*_tried.get(), SpanAttempt(attempt, now_ns - round(seconds * 1e9), now_ns)))
 
 
 # A call that ran out of memory is one span below the program's current span.
 
 
-def tell(tried: Sequence[Tried]) -> None:
+def make_span(tried: Sequence[SpanAttempt]) -> None:
     """Make the span of the attempts in order of time; its status is the last attempt's."""
     from opentelemetry import trace
 

@@ -93,7 +93,7 @@ def _tracing() -> Tracing | None:
         return None
     from oomguard.telemetry import spans
 
-    if spans.is_asked():
+    if spans.is_enabled():
         return spans.Tracing.begin()
     return None
 
@@ -106,7 +106,7 @@ def _is_inherited(ctx: click.Context) -> bool:
 def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) -> Companion:
     """Return the counter of a run's attempts; a file that it writes counts as oomguard's own."""
     from oomguard.telemetry.metrics import Exporter, Tally, require_library
-    from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, sampled
+    from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, read_sample
 
     target = parse_target(text)
     tally = Tally()
@@ -118,7 +118,7 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
     else:
         _leave_the_commands_port(target, supervision.launch.argv)
         counting.outlet = _serving(
-            target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid))
+            target, Exporter(tally, {"run", "scrape"}, lambda: read_sample(counting.pid))
         )
     return counting
 

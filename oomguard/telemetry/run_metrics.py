@@ -20,7 +20,7 @@ from oomguard.telemetry.metrics import Exporter, Figure, Tally, registry_of
 # The memory of the command and of the devices is read on request and not stored.
 
 
-def sampled(pid: int | None) -> dict[str, Figure]:
+def read_sample(pid: int | None) -> dict[str, Figure]:
     """Return the current figures; an unknown one is None and is not exported.
 
     NVML is opened and closed each time, because an open handle would block a reset of the device.

@@ -196,7 +196,7 @@ _GROUP: Final = "opentelemetry_traces_exporter"
 DELIVER_S: Final = 3.0
 
 
-def is_asked(env: Mapping[str, str] = os.environ) -> bool:
+def is_enabled(env: Mapping[str, str] = os.environ) -> bool:
     """Return whether the variables name an exporter other than ``none``, or an endpoint."""
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
@@ -213,7 +213,7 @@ class Tracing:
         provider: the provider of the tracer.
     """
 
-    def __init__(self, provider: TracerProvider, troubles: _Troubles) -> None:
+    def __init__(self, provider: TracerProvider, troubles: _SdkLogCollector) -> None:
         self.provider = provider
         self._troubles = troubles
 
@@ -235,7 +235,7 @@ class Tracing:
                 install=_install(_OF_SDK, *_names()),
             )
             return None
-        troubles = _Troubles()
+        troubles = _SdkLogCollector()
         troubles.listen()
         try:
             exporters = [_exporter(name) for name in _names()]
@@ -266,7 +266,7 @@ class Tracing:
             )
 
 
-class _Troubles(logging.Handler):
+class _SdkLogCollector(logging.Handler):
     """Collect the SDK's log messages; one line at the end shows what was lost.
 
     The SDK must not write to standard error, which belongs to the command.

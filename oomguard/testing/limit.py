@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomguard.core.errors import SettingError
-from oomguard.testing.sizes import read_size, written
+from oomguard.testing.sizes import format_size, read_size
 from oomguard.testing.wordings import TorchMessage, find_wording
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def read_limit(
         raise SettingError(f"a device of {size} has no memory")
     if others >= capacity:
         raise SettingError(
-            f"other processes cannot use {written(others)} of a device of {written(capacity)}",
+            f"other processes cannot use {format_size(others)} of a device of "
+            f"{format_size(capacity)}",
             hint="leave memory for the test: other_processes below the size of the device",
         )
     numbers = (fail_at,) if isinstance(fail_at, int) else fail_at

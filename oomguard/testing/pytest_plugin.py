@@ -17,7 +17,7 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.process_state import disabled
-from oomguard.testing.sizes import written
+from oomguard.testing.sizes import format_size
 
 if TYPE_CHECKING:
     from pluggy import Result
@@ -36,7 +36,7 @@ _INSTALLED: Final = tuple(
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
-def users_part(
+def user_traceback(
     excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config
 ) -> TracebackType | None:
     """Return the traceback of a full device, up to the last line of the user's own code.
@@ -67,18 +67,18 @@ def _is_own(path: Path) -> bool:
     )
 
 
-def section(device: SimulatedDevice, error: BaseException) -> str:
+def report_section(device: SimulatedDevice, error: BaseException) -> str:
     """Return the lines of a failed test's report, with the diagnosis if memory ran out."""
     lines = [
         (
-            f"peak {written(device.peak_bytes)} of {written(device.capacity_bytes)} on a simulated "
-            "device"
+            f"peak {format_size(device.peak_bytes)} of {format_size(device.capacity_bytes)} on a "
+            "simulated device"
         )
     ]
     if device.has_caching_allocator:
-        lines.append(f"torch reserved {written(device.peak_reserved_bytes)} for it")
+        lines.append(f"torch reserved {format_size(device.peak_reserved_bytes)} for it")
     if device.other_processes_bytes:
-        lines.append(f"other processes used {written(device.other_processes_bytes)}")
+        lines.append(f"other processes used {format_size(device.other_processes_bytes)}")
     from oomguard.diagnosis.diagnose import diagnose
     from oomguard.report.note import note
 
@@ -169,10 +169,10 @@ def pytest_runtest_makereport(
     report = (yield).get_result()
     device = item.stash.get(_DEVICE, None)
     if report.when == "call" and report.failed and device is not None and call.excinfo is not None:
-        if (ends := users_part(call.excinfo, item.config)) is not None:
+        if (ends := user_traceback(call.excinfo, item.config)) is not None:
             call.excinfo.traceback = type(call.excinfo.traceback)(ends)
             report.longrepr = item.repr_failure(call.excinfo)
-        report.sections.append(("oomguard", section(device, call.excinfo.value)))
+        report.sections.append(("oomguard", report_section(device, call.excinfo.value)))
 
 
 def _leave_out_where_disabled() -> None:

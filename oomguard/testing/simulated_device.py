@@ -22,7 +22,7 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_bytes
 from oomguard.probe.live_storages import LiveStorages, PeakMeter
 from oomguard.testing.active_devices import entered
-from oomguard.testing.sizes import read_size, written
+from oomguard.testing.sizes import format_size, read_size
 from oomguard.testing.wordings import Figures, TorchMessage, find_wording
 
 # Blocks in which torch's caching allocator would store the tensors of a simulated device.
@@ -177,9 +177,9 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         room = self.free_bytes + self._others_bytes
         if size_bytes > room:
             raise SettingError(
-                f"other processes cannot use {written(size_bytes)}: torch holds "
-                f"{written(self.reserved_bytes)} of the device's {written(self.capacity_bytes)}, "
-                f"so {written(room)} are left",
+                f"other processes cannot use {format_size(size_bytes)}: torch holds "
+                f"{format_size(self.reserved_bytes)} of the device's "
+                f"{format_size(self.capacity_bytes)}, so {format_size(room)} are left",
                 hint=(
                     f"set device.other_processes_bytes to at most {room}, or first free tensors or "
                     "call device.empty_cache()"

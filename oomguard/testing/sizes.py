@@ -32,7 +32,7 @@ def read_size(size: str | int, what: str = "size") -> int:
         if match is not None and not match[2]:
             number = match[1]
             raise SettingError(
-                f"invalid {what}: {size!r} has no unit",
+                f"not a {what}: {size!r} has no unit",
                 hint=f'write "{number} GiB", "{number} MiB" or "{number} B"',
             )
         if match is None or factor is None or not math.isfinite(float(match[1]) * factor):
@@ -48,7 +48,7 @@ def read_size(size: str | int, what: str = "size") -> int:
     return size
 
 
-def written(size_bytes: int, unit_end: str = "iB") -> str:
+def format_size(size_bytes: int, unit_end: str = "iB") -> str:
     """Format a size with two decimals, as c10/util/Exception format_size in torch does."""
     for letter, factor in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
         if size_bytes >= factor:

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from oomguard.core.errors import SettingError
-from oomguard.testing.sizes import read_size, written
+from oomguard.testing.sizes import format_size, read_size
 
 NEIGHBOUR_PID: Final = 1234
 
@@ -56,7 +56,7 @@ class TorchMessage:
             "reserved": figures.reserved_bytes,
             "others": figures.others_bytes,
         }
-        shown = {name: written(size_bytes, self.unit_end) for name, size_bytes in sizes.items()}
+        shown = {name: format_size(size_bytes, self.unit_end) for name, size_bytes in sizes.items()}
         if figures.others_bytes:
             clause = self.neighbour.format(pid=NEIGHBOUR_PID, **shown)
         else:
@@ -159,11 +159,11 @@ def oom_error(
         in_tensors = min(in_tensors, held)
     if not in_tensors <= held <= total - others:
         raise SettingError(
-            f"a device of {written(total)} cannot have {written(in_tensors)} allocated of "
-            f"{written(held)} reserved, with {written(others)} used by other processes",
+            f"a device of {format_size(total)} cannot have {format_size(in_tensors)} allocated of "
+            f"{format_size(held)} reserved, with {format_size(others)} used by other processes",
             hint=(
-                f"other processes leave {written(room)}: allocated= must not exceed reserved=, and "
-                "reserved= must not exceed that"
+                f"other processes leave {format_size(room)}: allocated= must not exceed reserved=, "
+                "and reserved= must not exceed that"
             ),
         )
     return row.error(Figures(asked, total, total - others - held, in_tensors, held, others))

@@ -12,7 +12,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from oomguard.telemetry.run_metrics import resident_bytes, sampled
+from oomguard.telemetry.run_metrics import read_sample, resident_bytes
 from support.counted import scraped
 
 GIB = 2**30
@@ -75,7 +75,7 @@ def test_memory_of_the_command_is_that_of_all_that_it_started():
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = sampled(process.pid)["resident_bytes"]
+        found = read_sample(process.pid)["resident_bytes"]
         for child in psutil.Process(process.pid).children():
             child.kill()
         process.wait(30)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.telemetry.spans import DELIVER_S, is_asked, table
+from oomguard.telemetry.spans import DELIVER_S, is_enabled, table
 from support.counted import run
 
 pytest.importorskip(
@@ -242,7 +242,7 @@ def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint():
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, False),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}, False),
     ]:
-        assert is_asked(env) is asked, (env, asked)
+        assert is_enabled(env) is asked, (env, asked)
 
 
 def test_the_seconds_that_were_waited_for_a_collector_are_those_that_were():

@@ -155,7 +155,7 @@ def time_of_object(line: str) -> float | None:
     return next((at for each in (record, *within) if (at := _time_in(each)) is not None), None)
 
 
-def time_beside(lines: Sequence[str], at: int) -> float | None:
+def time_of_multiline_object(lines: Sequence[str], at: int) -> float | None:
     """Return the time in an object written over several lines, in Unix seconds.
 
     None if ``lines[at]`` is not a field of such an object, or the object has no time.
@@ -402,7 +402,7 @@ def _collected_at(source: str, byte: int | None) -> float | None:
     at = time_of_object(line)
     if at is not None:
         return at
-    return time_beside((*before, line, *behind), len(before))
+    return time_of_multiline_object((*before, line, *behind), len(before))
 
 
 def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:

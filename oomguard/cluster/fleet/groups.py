@@ -39,7 +39,7 @@ _PID: Final = re.compile(r"\bpid=(\d+)")
 _MESSAGE_CHARS: Final = 160
 
 
-def told_once(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
+def merge_repeated(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
     """Return the findings without repetitions of the same failure, in the same order.
 
     Each remaining finding lists the places of its repetitions.
@@ -225,7 +225,7 @@ class FleetSummary(Record):
         return max(fixable, key=lambda group: group.fix.fixes if group.fix else 0, default=None)
 
 
-def summed(
+def summarize_findings(
     findings: Iterable[IncidentSummary],
     *,
     inputs: int,
@@ -239,7 +239,7 @@ def summed(
     ``since`` is in Unix seconds. None: keep all.
     """
     found = [one for one in findings if since is None or one.at is None or one.at >= since]
-    kept = told_once(found)
+    kept = merge_repeated(found)
     together: dict[tuple[str, ...], list[IncidentSummary]] = {}
     for one in kept:
         if one.changes:

@@ -60,7 +60,7 @@ def summarize(
     """
     from oomguard.cli.read_inputs import reading
     from oomguard.cli.render import unmasked_if
-    from oomguard.cluster.fleet.groups import summed
+    from oomguard.cluster.fleet.groups import summarize_findings
 
     findings: list[IncidentSummary] = []
     failed = unread = 0
@@ -73,7 +73,7 @@ def summarize(
             if outcome.error:
                 errors.append(InputError(outcome.error, hint=outcome.hint))
                 unread += not outcome.found and not outcome.findings
-    summary = summed(
+    summary = summarize_findings(
         findings,
         inputs=len(inputs) - unread,
         failed=failed,

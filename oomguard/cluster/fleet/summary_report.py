@@ -69,7 +69,7 @@ def _row(group: IncidentGroup) -> tuple[str, ...]:
         f"{group.model or 'model ' + _UNKNOWN}\n{engine}",
         fix_words(group),
         _seen(group),
-        where(group),
+        group_sources(group),
     )
 
 
@@ -95,7 +95,7 @@ def _told_as(change: SettingChange) -> str:
     return change.as_flag or f"{change.setting}={change.new}"
 
 
-def where(group: IncidentGroup) -> str:
+def group_sources(group: IncidentGroup) -> str:
     """Return the writers with most incidents of a group, or the place of one example."""
     lines = [f"{words} ({times:,})" if times > 1 else words for words, times in group.writers]
     if group.other_writers:

@@ -78,7 +78,7 @@ class DeviceSlot:
         return f"{format_gib(self.free_bytes)} of {format_gib(self.total_bytes)} free"
 
 
-def places_of(survey: Survey) -> tuple[DeviceSlot, ...]:
+def device_slots(survey: Survey) -> tuple[DeviceSlot, ...]:
     """Return all devices of a machine in PCI bus order, including unusable ones."""
     return tuple(place for gpu in survey.gpus for place in _places(gpu))
 
@@ -118,7 +118,7 @@ class DeviceMask:
     hides: str | None = None
 
 
-def limited(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceMask:
+def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceMask:
     """Return the devices that CUDA_VISIBLE_DEVICES permits, in its order.
 
     CUDA ignores all entries after an invalid one. If a device is named twice, CUDA hides all
@@ -140,7 +140,7 @@ def limited(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceM
     found: list[DeviceSlot] = []
     behind = ""
     for entry in (text.strip() for text in value.split(",")):
-        named = named_by(entry, places)
+        named = match_devices(entry, places)
         if not named:
             behind = (
                 f"; {entry!r} is not a device here, so CUDA ignores it and all entries after it"
@@ -177,7 +177,7 @@ def _differ(places: Sequence[DeviceSlot]) -> bool:
     )
 
 
-def named_by(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
+def match_devices(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
     """Return the devices that one entry names, or an empty list.
 
     An entry is a number, or the beginning of a UUID that matches only one device.

@@ -31,12 +31,12 @@ def command(ctx: click.Context, form: str, lease_folder: str | None, color: str)
 
     Exit status: 0, even if NVML does not answer; the output then shows the reason.
     """
-    from oomguard.cluster.placement.gpus_report import gpus_record, look, print_gpus
+    from oomguard.cluster.placement.gpus_report import gpus_record, inspect_devices, print_gpus
     from oomguard.cluster.placement.leases import LeaseFolder
     from oomguard.report.json import json_line
 
     form = form_of(ctx, form, _FORMS)
-    found = look(
+    found = inspect_devices(
         LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False),
         dict(os.environ),
     )

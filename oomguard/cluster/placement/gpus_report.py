@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oomguard.cluster.placement.devices import DeviceMask, DeviceSlot, limited, places_of
+from oomguard.cluster.placement.devices import (
+    DeviceMask,
+    DeviceSlot,
+    apply_visible_devices,
+    device_slots,
+)
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
 from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPlace:
+class DeviceStatus:
     """Describe one device with its lease, and whether CUDA_VISIBLE_DEVICES permits it."""
 
     place: DeviceSlot
@@ -43,7 +48,7 @@ class SeenPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class DeviceOverview:
     """Hold everything that ``oomguard gpus`` shows.
 
     Attributes:
@@ -56,7 +61,7 @@ class Overview:
     """
 
     survey: Survey
-    places: tuple[SeenPlace, ...]
+    places: tuple[DeviceStatus, ...]
     folder: LeaseFolder
     pids_are_known: bool
     hidden: tuple[str, ...]
@@ -66,24 +71,28 @@ class Overview:
         return next(gpu for gpu in self.survey.gpus if gpu.device.index == place.index)
 
 
-def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
+def inspect_devices(folder: LeaseFolder, environ: Mapping[str, str]) -> DeviceOverview:
     """Inspect the devices of this machine without locking or changing anything."""
     found = survey()
     known = sees_the_host_s_pids() is True
-    places = places_of(found)
+    places = device_slots(found)
     try:
-        limit = limited(places, environ)
+        limit = apply_visible_devices(places, environ)
         wrong = None
     except UsageError as error:
         limit = DeviceMask(places)
         wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)
-    seen = tuple(SeenPlace(place, leases.get(place.key), place in limit.places) for place in places)
+    seen = tuple(
+        DeviceStatus(place, leases.get(place.key), place in limit.places) for place in places
+    )
     told = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
-    return Overview(found, seen, folder, known, tuple(text for text in told if text))
+    return DeviceOverview(found, seen, folder, known, tuple(text for text in told if text))
 
 
-def _hidden(found: Survey, seen: tuple[SeenPlace, ...], *, pids_are_known: bool) -> Iterator[str]:
+def _hidden(
+    found: Survey, seen: tuple[DeviceStatus, ...], *, pids_are_known: bool
+) -> Iterator[str]:
     if found.failure is not None:
         if found.driver:
             driver = f", driver {found.driver}"
@@ -106,7 +115,7 @@ def _hidden(found: Survey, seen: tuple[SeenPlace, ...], *, pids_are_known: bool)
         yield ("process IDs are the host's: inside this container they mean other processes")
 
 
-def gpus_record(overview: Overview) -> dict[str, Any]:
+def gpus_record(overview: DeviceOverview) -> dict[str, Any]:
     """Return the devices as the JSON contract defines them, sizes in bytes."""
     return {
         "schema": SCHEMA,
@@ -118,7 +127,7 @@ def gpus_record(overview: Overview) -> dict[str, Any]:
     }
 
 
-def _record(overview: Overview, one: SeenPlace) -> dict[str, Any]:
+def _record(overview: DeviceOverview, one: DeviceStatus) -> dict[str, Any]:
     own = one.place
     gpu = overview.gpu(one.place)
     return {
@@ -155,13 +164,13 @@ def _lease(lease: Lease) -> dict[str, Any]:
     }
 
 
-def print_gpus(console: Console, overview: Overview) -> None:
+def print_gpus(console: Console, overview: DeviceOverview) -> None:
     """Print each device with its processes and lease, then what this user cannot see."""
     for line in _lines(overview):
         console.print(drawn(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(overview: Overview) -> Iterator[str]:
+def _lines(overview: DeviceOverview) -> Iterator[str]:
     for one in overview.places:
         own = one.place
         is_part = own.instance is not None
@@ -197,7 +206,7 @@ def _lines(overview: Overview) -> Iterator[str]:
         yield f"no leases: {overview.folder.why_off}"
 
 
-def _process(overview: Overview, pid: int) -> str:
+def _process(overview: DeviceOverview, pid: int) -> str:
     if overview.pids_are_known:
         return named(pid)
     return f"pid {pid} of the host"

@@ -34,7 +34,7 @@ _MODE: Final = 0o666
 _PAUSE_S: Final = 0.005
 
 
-class Lock:
+class LockFile:
     """Hold an open lock file, locked or not.
 
     Args:
@@ -214,7 +214,7 @@ class LeaseFolder:
                 return (
                     f"{self.path} is on {kind}, a network file system whose locks are not reliable"
                 )
-            lock = Lock(self.path / _GATE)
+            lock = LockFile(self.path / _GATE)
             lock.is_taken()
             lock.close()
         except OSError as error:
@@ -225,13 +225,13 @@ class LeaseFolder:
         """Return the path of a lock file."""
         return self.path / f"{_OFF_LIMITS.sub('_', name)}.lock"
 
-    def lock(self, name: str) -> Lock:
+    def lock(self, name: str) -> LockFile:
         """Open a lock file.
 
         Raises:
             OSError: the file cannot be opened.
         """
-        return Lock(self.file(name))
+        return LockFile(self.file(name))
 
     @contextlib.contextmanager
     def gate(self) -> Iterator[None]:
@@ -239,7 +239,7 @@ class LeaseFolder:
         if self.why_off is not None:
             yield
             return
-        lock = Lock(self.path / _GATE)
+        lock = LockFile(self.path / _GATE)
         try:
             lock.take_within(GATE_LIMIT_S)
             yield
@@ -258,7 +258,7 @@ class LeaseFolder:
                         found[key] = Lease.told(lock.read())
         return found
 
-    def take(self, keys: Iterable[str], command: str, until: str) -> dict[str, Lock] | None:
+    def take(self, keys: Iterable[str], command: str, until: str) -> dict[str, LockFile] | None:
         """Lease all these devices, or none if another process has one of them.
 
         Args:
@@ -269,7 +269,7 @@ class LeaseFolder:
         Returns:
             The locks by device, or None if another process has a device.
         """
-        taken: dict[str, Lock] = {}
+        taken: dict[str, LockFile] = {}
         for key in keys if self.why_off is None else ():
             try:
                 lock = self.lock(key)

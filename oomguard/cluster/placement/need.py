@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from oomguard.cluster.placement.devices import DeviceSlot, named_by
-from oomguard.cluster.placement.leases import Lock
+from oomguard.cluster.placement.devices import DeviceSlot, match_devices
+from oomguard.cluster.placement.leases import LockFile
 from oomguard.core.errors import UsageError
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import VisibleDevices, started_words, visible_devices
@@ -67,7 +67,7 @@ class DeviceRequest:
             return tuple(places)
         found: list[DeviceSlot] = []
         for entry in self.named:
-            named = named_by(entry, places) or [
+            named = match_devices(entry, places) or [
                 _gone(one, places) for one in (meant or {}).get(entry, ())
             ]
             if not named:
@@ -124,12 +124,12 @@ def read_gpus(text: str) -> DeviceRequest:
 
 
 @dataclass(slots=True)
-class Taken:
+class AssignedDevices:
     """Hold the devices of a command, their leases, and the variables that select them."""
 
     places: tuple[DeviceSlot, ...]
     env: Mapping[str, str]
-    locks: Mapping[str, Lock] = field(default_factory=dict)
+    locks: Mapping[str, LockFile] = field(default_factory=dict)
     _is_released: bool = False
 
     @property
@@ -155,7 +155,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class DeviceAvailability:
     """Hold the result of one look at the devices.
 
     Attributes:

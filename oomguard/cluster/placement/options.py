@@ -51,7 +51,7 @@ class PlacementOptions:
         from oomguard.cluster.placement.need import read_gpus
         from oomguard.cluster.placement.placer import Placer
         from oomguard.cluster.placement.refusal import Invocation
-        from oomguard.cluster.placement.run_on_devices import OnDevices
+        from oomguard.cluster.placement.run_on_devices import RunPlacement
         from oomguard.report.redact import mask_command
 
         folder = LeaseFolder(
@@ -61,7 +61,7 @@ class PlacementOptions:
         asked = read_gpus(self.gpus)
         invocation = Invocation(asked.shown, shlex.join(command), own)
         placer = Placer(asked, folder, dict(os.environ), invocation, self.lease, outer_pid)
-        return OnDevices(placer, self.lease, self.wait_s, DEVICE in pinned)
+        return RunPlacement(placer, self.lease, self.wait_s, DEVICE in pinned)
 
 
 def _folder_named(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:

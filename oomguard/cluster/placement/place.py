@@ -12,8 +12,8 @@ from oomguard.cluster.placement.devices import (
     ORDER,
     VISIBLE,
     DeviceSlot,
-    limited,
-    places_of,
+    apply_visible_devices,
+    device_slots,
 )
 from oomguard.core.errors import PlacementError, SettingError, UsageError
 from oomguard.core.records import Record
@@ -92,7 +92,7 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
             f"oomguard cannot place any device: NVML does not answer ({survey.failure})",
             hint="oomguard gpus",
         )
-    limit = limited(places_of(survey), os.environ)
+    limit = apply_visible_devices(device_slots(survey), os.environ)
     usable = {
         place.index: place
         for place in limit.places

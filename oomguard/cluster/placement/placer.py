@@ -17,12 +17,18 @@ from oomguard.cluster.placement.devices import (
     ORDER,
     VISIBLE,
     DeviceSlot,
-    limited,
-    named_by,
-    places_of,
+    apply_visible_devices,
+    device_slots,
+    match_devices,
 )
-from oomguard.cluster.placement.leases import Lease, LeaseFolder, Lock
-from oomguard.cluster.placement.need import DeviceNeed, DeviceRequest, Fitness, Now, Taken
+from oomguard.cluster.placement.leases import Lease, LeaseFolder, LockFile
+from oomguard.cluster.placement.need import (
+    AssignedDevices,
+    DeviceAvailability,
+    DeviceNeed,
+    DeviceRequest,
+    Fitness,
+)
 from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError
 from oomguard.core.log import get_logger
@@ -36,7 +42,7 @@ from oomguard.probe import nvml
 Accepts = Callable[[Fitness], bool]
 
 
-def fitting(
+def rank_devices(
     need: DeviceNeed, places: Sequence[DeviceSlot], accepts: Accepts, *, emptied: bool = False
 ) -> list[DeviceSlot]:
     """Return the devices on which a command would start, the best first.
@@ -70,7 +76,7 @@ def fitting(
     ]  # sorted() is stable: equally good devices keep their order
 
 
-def chosen_of(
+def choose_devices(
     usable: Sequence[DeviceSlot], count: int, candidates: Sequence[DeviceSlot]
 ) -> tuple[DeviceSlot, ...] | None:
     """Return the best ``count`` usable devices in the order of the candidates, or None.
@@ -78,13 +84,13 @@ def chosen_of(
     The program numbers its devices in this order, so a user's own order must stay. None means that
     there are fewer than ``count``.
     """
-    best = first_of_one_kind(usable, count)
+    best = first_of_one_model(usable, count)
     if best is None:
         return None
     return tuple(place for place in candidates if place in best)
 
 
-def first_of_one_kind(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
+def first_of_one_model(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
     """Return the first ``count`` devices, of one model if possible; None if there are fewer."""
     for one in places:
         alike = [
@@ -102,7 +108,9 @@ def first_of_one_kind(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceS
 _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
-def named_unseen(asked: DeviceRequest, environ: Mapping[str, str]) -> tuple[DeviceSlot, ...] | None:
+def devices_without_nvml(
+    asked: DeviceRequest, environ: Mapping[str, str]
+) -> tuple[DeviceSlot, ...] | None:
     """Return the devices that ``--gpus`` names by number while NVML does not answer.
 
     None means that the devices are ambiguous, so the command runs unchanged. That happens without a
@@ -119,7 +127,7 @@ def named_unseen(asked: DeviceRequest, environ: Mapping[str, str]) -> tuple[Devi
     ):
         return None
     numbers = {int(text) for text in (*asked.named, *visible) if _NUMBER.fullmatch(text)}
-    limit = limited([DeviceSlot(number, None) for number in sorted(numbers)], environ)
+    limit = apply_visible_devices([DeviceSlot(number, None) for number in sorted(numbers)], environ)
     return asked.among(limit.places, hidden=limit.hides)
 
 
@@ -137,7 +145,7 @@ def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, s
     return {VISIBLE: ",".join(str(place.index) for place in places), ORDER: BY_BUS}
 
 
-def in_front(variables: Mapping[str, str]) -> str:
+def shell_prefix(variables: Mapping[str, str]) -> str:
     """Return the variables as a shell prefix of a command."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
@@ -156,7 +164,7 @@ _SILENT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedStart:
     """Hold one ticket: its name, the devices it needs, and the devices it could use now."""
 
     name: str
@@ -164,13 +172,13 @@ class Waiting:
     usable: tuple[str, ...]
 
 
-class Ticket:
+class QueueTicket:
     """Hold a place in the queue; if the folder is not writable, do nothing."""
 
     def __init__(self, folder: LeaseFolder) -> None:
         # monotonic: a change of the system clock does not reorder tickets
         self.name = f"{_BEGINS}{time.monotonic_ns():020d}-{os.getpid()}"
-        self._lock: Lock | None = None
+        self._lock: LockFile | None = None
         if folder.why_off is None:
             with contextlib.suppress(OSError):
                 self._lock = folder.lock(self.name)
@@ -191,7 +199,7 @@ class Ticket:
             self._lock = None
 
 
-def waiting_before(folder: LeaseFolder, own: Ticket | None) -> Iterator[Waiting]:
+def earlier_starts(folder: LeaseFolder, own: QueueTicket | None) -> Iterator[QueuedStart]:
     """Yield the tickets that came before ``own``, or all tickets if it is None, in order."""
     if folder.why_off is not None:
         return
@@ -210,14 +218,14 @@ def waiting_before(folder: LeaseFolder, own: Ticket | None) -> Iterator[Waiting]
             yield told
 
 
-def _told(path: Path) -> Waiting | None:
+def _told(path: Path) -> QueuedStart | None:
     """Read a ticket, or return None if its process is gone or stopped.
 
     The ticket of a dead process is removed if permitted.
     """
     try:
         if path.exists():
-            lock = Lock(path)
+            lock = LockFile(path)
         else:
             lock = None
         if lock is None:
@@ -236,10 +244,10 @@ def _told(path: Path) -> Waiting | None:
         return None
     if time.monotonic() - at_s > _SILENT_S:
         return None
-    return Waiting(path.name, count, tuple(str(key) for key in usable))
+    return QueuedStart(path.name, count, tuple(str(key) for key in usable))
 
 
-def kept_for(waiting: Iterator[Waiting], free: Collection[str]) -> dict[str, str]:
+def reserve_devices(waiting: Iterator[QueuedStart], free: Collection[str]) -> dict[str, str]:
     """Return the reserved free devices with the ticket that each is reserved for."""
     kept: dict[str, str] = {}
     for one in waiting:
@@ -280,7 +288,7 @@ class Placer:
         *,
         avoid: Collection[str] = (),
         wait_s: float | None = None,
-    ) -> Taken | None:
+    ) -> AssignedDevices | None:
         """Find devices for a command and lease them.
 
         Args:
@@ -297,13 +305,13 @@ class Placer:
             UsageError: a requested device does not exist, or the request contradicts the command.
         """
 
-        def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
+        def look(ticket: QueueTicket | None) -> AssignedDevices | tuple[DeviceAvailability, int]:
             survey = nvml.survey()
             is_first = ticket is None
             if survey.failure is not None and is_first:
                 return self._blind(survey, need)
             now, count = self._look(survey, need, ticket, avoid, is_first=is_first)
-            chosen = chosen_of(now.open, count, now.candidates)
+            chosen = choose_devices(now.open, count, now.candidates)
             if chosen is None:
                 taken = None
             else:
@@ -314,29 +322,29 @@ class Placer:
                 return (now, count)
             return taken
 
-        def none_there(now: Now, count: int, waited_s: float) -> PlacementError:
+        def none_there(now: DeviceAvailability, count: int, waited_s: float) -> PlacementError:
             if wait_s is None:
                 waited = None
             else:
                 waited = waited_s
             return refusal.no_place_now(need, now, count, waited, self.own.line(wait="30m"))
 
-        def tell(now: Now, count: int) -> None:
+        def tell(now: DeviceAvailability, count: int) -> None:
             get_logger().info(
-                "waiting for a device", devices=count, because=refusal.rows(need, now)
+                "waiting for a device", devices=count, because=refusal.reasons_by_device(need, now)
             )
 
         return self._in_turn(look, none_there, tell, stopped, wait_s)
 
     def again(
         self,
-        taken: Taken,
+        taken: AssignedDevices,
         need: DeviceNeed,
         stopped: Callable[[], bool],
         *,
         wait_s: float,
         stays: bool = False,
-    ) -> Taken | None:
+    ) -> AssignedDevices | None:
         """Find devices for the next attempt of a command that had devices before.
 
         The same devices come first, ahead of the queue, because the job has begun. Devices whose
@@ -363,24 +371,24 @@ class Placer:
                 return taken
             taken.release()
 
-        def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
+        def look(ticket: QueueTicket | None) -> AssignedDevices | tuple[DeviceAvailability, int]:
             now, count = self._look_again(taken, need, ticket)
             had = (self._lease(places, need) for places in _choices(taken, now, count, stays=stays))
             return next((found for found in had if found is not None), (now, count))
 
-        def none_there(now: Now, _count: int, waited_s: float) -> PlacementError:
-            because = refusal.rows(need, now)
+        def none_there(now: DeviceAvailability, _count: int, waited_s: float) -> PlacementError:
+            because = refusal.reasons_by_device(need, now)
             return PlacementError(
                 f"no device was free within {waited_s:.0f} s: {because}",
                 hint="oomguard gpus",
                 is_for_now=True,
             )
 
-        def tell(now: Now, count: int) -> None:
+        def tell(now: DeviceAvailability, count: int) -> None:
             told = {
                 "devices": count,
                 "at_most_s": round(wait_s),
-                "because": refusal.rows(need, now),
+                "because": refusal.reasons_by_device(need, now),
             }
             get_logger().warning("waiting for a device before the next attempt", **told)
 
@@ -388,12 +396,12 @@ class Placer:
 
     def _in_turn(
         self,
-        look: Callable[[Ticket | None], Taken | tuple[Now, int]],
-        none_there: Callable[[Now, int, float], PlacementError],
-        tell: Callable[[Now, int], None],
+        look: Callable[[QueueTicket | None], AssignedDevices | tuple[DeviceAvailability, int]],
+        none_there: Callable[[DeviceAvailability, int, float], PlacementError],
+        tell: Callable[[DeviceAvailability, int], None],
         stopped: Callable[[], bool],
         wait_s: float | None,
-    ) -> Taken | None:
+    ) -> AssignedDevices | None:
         """Look until devices are found, first come first served.
 
         Args:
@@ -408,20 +416,20 @@ class Placer:
         Returns:
             The devices, or None if the user stopped the wait.
         """
-        ticket: Ticket | None = None
+        ticket: QueueTicket | None = None
         began_s = time.monotonic()
         try:
             while not stopped():
                 with self.folder.gate():
                     found = look(ticket)
-                    if isinstance(found, Taken):
+                    if isinstance(found, AssignedDevices):
                         return found
                     now, count = found
                     waited_s = time.monotonic() - began_s
                     if wait_s is None or waited_s >= wait_s:
                         raise none_there(now, count, waited_s)
                     is_first = ticket is None
-                    ticket = ticket or Ticket(self.folder)
+                    ticket = ticket or QueueTicket(self.folder)
                     ticket.tell(count, [place.key for place in now.usable])
                 if is_first:
                     tell(now, count)
@@ -431,46 +439,52 @@ class Placer:
             if ticket is not None:
                 ticket.close()
 
-    def _look_again(self, taken: Taken, need: DeviceNeed, ticket: Ticket | None) -> tuple[Now, int]:
+    def _look_again(
+        self, taken: AssignedDevices, need: DeviceNeed, ticket: QueueTicket | None
+    ) -> tuple[DeviceAvailability, int]:
         survey = nvml.survey()
         if survey.failure is None:
             return self._look(survey, need, ticket, (), is_first=False)
-        return Now(taken.places, (), self._leased(taken.keys), ()), len(taken.places)
+        return DeviceAvailability(taken.places, (), self._leased(taken.keys), ()), len(taken.places)
 
     def _look(
         self,
         survey: nvml.Survey,
         need: DeviceNeed,
-        ticket: Ticket | None,
+        ticket: QueueTicket | None,
         avoid: Collection[str],
         *,
         is_first: bool,
-    ) -> tuple[Now, int]:
-        everywhere = places_of(survey)
-        limit = limited(everywhere, self.environ)
+    ) -> tuple[DeviceAvailability, int]:
+        everywhere = device_slots(survey)
+        limit = apply_visible_devices(everywhere, self.environ)
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
             raise refusal.too_few_asked(self.asked, need, count, self.own)
-        permitted = [refusal.judged(place, need, count, len(survey.gpus)) for place in limit.places]
+        permitted = [
+            refusal.check_device(place, need, count, len(survey.gpus)) for place in limit.places
+        ]
         named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
         self._meant = self._meant or {
-            entry: named_by(entry, permitted) for entry in self.asked.named
+            entry: match_devices(entry, permitted) for entry in self.asked.named
         }
         candidates = [place for place in named if place.key not in avoid]
         accepts = self._accepts
         if is_first and not avoid:
             self._tell_once(everywhere, limit.hides)
-            possible = fitting(need, candidates, accepts, emptied=True)
-            if first_of_one_kind(possible, count) is None:
+            possible = rank_devices(need, candidates, accepts, emptied=True)
+            if first_of_one_model(possible, count) is None:
                 raise refusal.fits_nowhere(
                     need, candidates, count, limit.hides, self.asked, self.own
                 )
-        usable = fitting(need, candidates, accepts)
+        usable = rank_devices(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
         free = [key for key in keys if key not in leased]
-        kept = kept_for(waiting_before(self.folder, ticket), free)
-        return Now(tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides), count
+        kept = reserve_devices(earlier_starts(self.folder, ticket), free)
+        return DeviceAvailability(
+            tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides
+        ), count
 
     def _leased(self, keys: Iterable[str]) -> dict[str, str]:
         """Return which of these devices another process has leased, with the holder as text."""
@@ -481,26 +495,26 @@ class Placer:
             if not self._is_ours(lease)
         }
 
-    def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> Taken:
+    def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
         """Place a command while NVML does not answer: on the numbered devices, or unchanged."""
         log = get_logger()
         told = {"reason": survey.failure, **({"driver": survey.driver} if survey.driver else {})}
-        places = named_unseen(self.asked, self.environ)
+        places = devices_without_nvml(self.asked, self.environ)
         if places is None:
             log.warning(
                 "did not choose devices: NVML does not answer, so the command runs unchanged",
                 **told,
             )
-            return Taken((), {})
+            return AssignedDevices((), {})
         log.warning("did not check the devices of --gpus: NVML does not answer", **told)
         leased = self.folder.take([place.key for place in places], self.own.command, self.until)
-        return Taken(places, variables_for(places, need), leased or {})
+        return AssignedDevices(places, variables_for(places, need), leased or {})
 
     def _accepts(self, fitness: Fitness) -> bool:
         """Accept a device; one that the user names may be too small by the uncertainty."""
         return fitness.fits or (bool(self.asked.named) and not fitness.surely_not)
 
-    def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> Taken | None:
+    def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> AssignedDevices | None:
         held = self.folder.holders([place.key for place in places])
         ours = {key for key, lease in held.items() if self._is_ours(lease)}
         if need.tells_start:
@@ -512,17 +526,17 @@ class Placer:
         )
         if locks is None:
             return None
-        return Taken(tuple(places), variables_for(places, need), locks)
+        return AssignedDevices(tuple(places), variables_for(places, need), locks)
 
     def _is_ours(self, lease: Lease) -> bool:
         return self.outer_pid is not None and lease.pid == self.outer_pid
 
-    def _is_there(self, taken: Taken, need: DeviceNeed) -> bool:
+    def _is_there(self, taken: AssignedDevices, need: DeviceNeed) -> bool:
         """Return whether the command's devices still answer, and update their numbers."""
         survey = nvml.survey()
         if survey.failure is not None:
             return True
-        everywhere = places_of(survey)
+        everywhere = device_slots(survey)
         now = {place.key: place for place in everywhere if place.cannot is None}
         for place in taken.places:
             if place.key not in now:
@@ -560,7 +574,7 @@ class Placer:
 
 
 def _choices(
-    taken: Taken, now: Now, count: int, *, stays: bool
+    taken: AssignedDevices, now: DeviceAvailability, count: int, *, stays: bool
 ) -> Iterator[tuple[DeviceSlot, ...]]:
     """Yield the device sets that a restarted command may get, the best first.
 
@@ -571,7 +585,7 @@ def _choices(
     is_there = len(had) == len(taken.places)
     if is_there and taken.keys <= {place.key for place in now.usable}:
         yield had
-    if not stays and (others := chosen_of(now.open, count, now.candidates)) is not None:
+    if not stays and (others := choose_devices(now.open, count, now.candidates)) is not None:
         yield others
     if is_there:
         yield had

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from oomguard.cluster.placement.devices import DeviceSlot
 from oomguard.cluster.placement.leases import Lease
-from oomguard.cluster.placement.need import DeviceNeed, DeviceRequest, Now
+from oomguard.cluster.placement.need import DeviceAvailability, DeviceNeed, DeviceRequest
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.start.start import StartBudget
@@ -74,7 +74,7 @@ def _ends(words: Sequence[str], name: str | None) -> Iterator[int]:
 _HOUR_S = 3600
 
 
-def judged(place: DeviceSlot, need: DeviceNeed, count: int, gpus: int) -> DeviceSlot:
+def check_device(place: DeviceSlot, need: DeviceNeed, count: int, gpus: int) -> DeviceSlot:
     """Return a device, with the reason if this command cannot use it.
 
     Args:
@@ -209,7 +209,7 @@ def _memory(place: DeviceSlot) -> TargetDevice:
 
 
 def no_place_now(
-    need: DeviceNeed, now: Now, count: int, waited_s: float | None, again: str
+    need: DeviceNeed, now: DeviceAvailability, count: int, waited_s: float | None, again: str
 ) -> PlacementError:
     """Return the error for a command whose devices are in use.
 
@@ -224,19 +224,20 @@ def no_place_now(
     else:
         hint = "wait longer, or see who uses them: oomguard gpus"
     return PlacementError(
-        f"{_devices(count)} needed, but only {len(now.open)} free now{waited}: {rows(need, now)}",
+        f"{_devices(count)} needed, but only {len(now.open)} free now{waited}: "
+        f"{reasons_by_device(need, now)}",
         hint=hint,
         is_for_now=True,
     )
 
 
-def rows(need: DeviceNeed, now: Now) -> str:
+def reasons_by_device(need: DeviceNeed, now: DeviceAvailability) -> str:
     """Return the reason for each candidate device why the command does not get it."""
     why = [f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates]
     return "; ".join(why) or now.hides or "there is no device"
 
 
-def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: Now) -> str:
+def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: DeviceAvailability) -> str:
     if place.cannot is not None:
         return place.cannot
     if place.key in now.leased:

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from oomguard.analyst.effective_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
 from oomguard.cluster.placement.devices import VISIBLE
-from oomguard.cluster.placement.need import DeviceNeed, Taken, need_of
+from oomguard.cluster.placement.need import AssignedDevices, DeviceNeed, need_of
 from oomguard.cluster.placement.placer import Placer
 from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
@@ -72,7 +72,7 @@ def why_not_reached(argv: Sequence[str]) -> str | None:
 POLL_S: Final = 0.25
 
 
-class LiveWords:
+class OutputWatcher:
     """Watch a command's output in a thread until some words have appeared often enough.
 
     Args:
@@ -126,7 +126,7 @@ RELAUNCH_WAIT_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class OnDevices:
+class RunPlacement:
     """Place the attempts of one run; implements ``DeviceAssignment``.
 
     Attributes:
@@ -140,8 +140,8 @@ class OnDevices:
     until: Literal["start", "job"]
     wait_s: float | None
     pinned: bool = False
-    _taken: Taken | None = field(init=False, default=None)
-    _next: Taken | None = field(init=False, default=None)
+    _taken: AssignedDevices | None = field(init=False, default=None)
+    _next: AssignedDevices | None = field(init=False, default=None)
     _needs: dict[tuple[str, ...], DeviceNeed] = field(init=False, default_factory=dict)
     _argv: tuple[str, ...] = field(init=False, default=())
     _had_taken_nothing: bool = field(init=False, default=False)
@@ -190,7 +190,7 @@ class OnDevices:
         if words is None or need is None or not need.tells_start:
             yield
             return
-        live = LiveWords(recording, words.encode(), need.engines, self._release)
+        live = OutputWatcher(recording, words.encode(), need.engines, self._release)
         try:
             yield
         finally:
@@ -271,7 +271,7 @@ class OnDevices:
         planned = self._needs[self._argv].start is not None
         return cause == _NEIGHBOUR or (planned and (incident.kind, cause) == _CAME_SINCE)
 
-    def _with_device(self, incident: Incident, taken: Taken, reason: str) -> Incident:
+    def _with_device(self, incident: Incident, taken: AssignedDevices, reason: str) -> Incident:
         old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
         patch = Patch(
             DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.cluster.ranks import clock
-from oomguard.cluster.ranks.messages import Folder, Said, said
-from oomguard.cluster.ranks.rank_lock import Claim, ContestedError
+from oomguard.cluster.ranks.messages import MessageFolder, RankMessage, parse_message
+from oomguard.cluster.ranks.rank_lock import ContestedError, RankLock
 
 LEADER: Final = 0
 # A rank on another host is silent if its message has not changed for this long.
@@ -24,7 +24,7 @@ BEAT_S: Final = 5.0
 SILENT_S: Final = 6 * BEAT_S
 
 
-class Meeting:
+class RankBarrier:
     """Exchange messages with the other ranks.
 
     Args:
@@ -34,21 +34,25 @@ class Meeting:
         claim: the lock of this rank, or None if it holds none.
     """
 
-    def __init__(self, folder: Folder, rank: int, size: int, claim: Claim | None = None) -> None:
+    def __init__(
+        self, folder: MessageFolder, rank: int, size: int, claim: RankLock | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
         self._folder = folder
         self._claim = claim
         self._lock = threading.Lock()
-        self._own = Said(rank, uuid.uuid4().hex, host=clock.host(), pid=clock.own_pid())
+        self._own = RankMessage(
+            rank, uuid.uuid4().hex, host=clock.host_identity(), pid=clock.own_pid()
+        )
         self._written_s = self._beaten_s = 0.0
         self._first_written_s: float | None = None
         self._heard: dict[str, tuple[str, float]] = {}
         self._beats: dict[int, tuple[tuple[str, int], float]] = {}
-        self._others: dict[int, Said] = {}
+        self._others: dict[int, RankMessage] = {}
 
     @property
-    def own(self) -> Said:
+    def own(self) -> RankMessage:
         """The message of this rank."""
         return self._own
 
@@ -66,7 +70,7 @@ class Meeting:
         with self._lock:
             self._say(**changes)
 
-    def look(self) -> dict[int, Said]:
+    def look(self) -> dict[int, RankMessage]:
         """Read the messages, and return those that belong to this job, by rank.
 
         Raises:
@@ -84,7 +88,11 @@ class Meeting:
                 self._folder.write(
                     self.rank, self._own.to_text()
                 )  # the last rank of an earlier job removed it
-            found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
+            found = {
+                rank: doc
+                for rank, text in texts.items()
+                if (doc := parse_message(text)) is not None
+            }
             others = {
                 rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank
             }
@@ -164,7 +172,7 @@ class Meeting:
             self._first_written_s = self._first_written_s or self._written_s
             self._folder.write(self.rank, changed.to_text())
 
-    def _as_leader(self, others: dict[int, Said]) -> dict[int, Said]:
+    def _as_leader(self, others: dict[int, RankMessage]) -> dict[int, RankMessage]:
         for rank, doc in others.items():
             if self._heard.get(str(rank), ("", 0.0))[0] != doc.nonce:
                 self._heard[str(rank)] = doc.nonce, clock.now_s()
@@ -175,7 +183,7 @@ class Meeting:
         )
         return valid
 
-    def _as_follower(self, others: dict[int, Said]) -> dict[int, Said]:
+    def _as_follower(self, others: dict[int, RankMessage]) -> dict[int, RankMessage]:
         leader = others.get(LEADER)
         if leader is None or self._first_written_s is None:
             return {}
@@ -183,7 +191,7 @@ class Meeting:
         if own_nonce != self._own.nonce:
             return {}
         if self._own.of_leader != leader.nonce:
-            at = clock.offset(
+            at = clock.clock_offset(
                 self._own.host, leader.host, self._first_written_s, seen_s, clock.now_s()
             )
             self._say(of_leader=leader.nonce, offset_s=at.offset_s, slack_s=at.slack_s)

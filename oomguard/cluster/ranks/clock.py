@@ -21,14 +21,14 @@ _NAMESPACES: Final = Path("/proc/self/ns")
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """Hold the seconds to add to a clock to get rank 0's clock, and the largest error."""
 
     offset_s: float
     slack_s: float
 
 
-def host() -> tuple[str, str, str]:
+def host_identity() -> tuple[str, str, str]:
     """Return IDs of the PID namespace and clock of this process, and the host name.
 
     The IDs are empty if the system does not report them.
@@ -47,13 +47,13 @@ def _of_this_boot(namespace: str) -> str:
         return boot
 
 
-def offset(
+def clock_offset(
     own: tuple[str, str, str],
     leader: tuple[str, str, str],
     written_s: float,
     seen_s: float,
     read_s: float,
-) -> Offset:
+) -> ClockOffset:
     """Return the offset from this process's monotonic clock to rank 0's.
 
     Args:
@@ -64,9 +64,9 @@ def offset(
         read_s: when this rank read rank 0's answer, on this clock.
     """
     if own[1] and own[1] == leader[1]:
-        return Offset(0.0, 0.0)
+        return ClockOffset(0.0, 0.0)
     middle_s = (written_s + read_s) / 2
-    return Offset(seen_s - middle_s, (read_s - written_s) / 2)
+    return ClockOffset(seen_s - middle_s, (read_s - written_s) / 2)
 
 
 def started_s(pid: int) -> float | None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.coordination import Agreed, OwnEnd
 from oomguard.analyst.outcome import EndedByUs
-from oomguard.cluster.ranks.barrier import LEADER, Meeting
-from oomguard.cluster.ranks.clock import Offset
+from oomguard.cluster.ranks.barrier import LEADER, RankBarrier
+from oomguard.cluster.ranks.clock import ClockOffset
 from oomguard.cluster.ranks.decision import absent_in_words, decide, ranks_in_words
 from oomguard.cluster.ranks.launcher import starts_once
-from oomguard.cluster.ranks.messages import Decision, Folder, How, RankEnd, Said
-from oomguard.cluster.ranks.rank_lock import Claim
+from oomguard.cluster.ranks.messages import Decision, How, MessageFolder, RankEnd, RankMessage
+from oomguard.cluster.ranks.rank_lock import RankLock
 from oomguard.cluster.ranks.rendezvous import Rendezvous
-from oomguard.cluster.ranks.watch_ranks import RankMonitor, calling
+from oomguard.cluster.ranks.watch_ranks import RankMonitor, find_failed_peer
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import status_in_words
@@ -30,7 +30,7 @@ from oomguard.engines.command import Launch
 from oomguard.journal.codec import incident_of, patch_of
 
 if TYPE_CHECKING:
-    from oomguard.cluster.ranks.mirror import Mirror
+    from oomguard.cluster.ranks.mirror import StoreMirror
 
 
 # After an attempt each rank reports its result. Rank 0 decides, and either all ranks restart or
@@ -56,7 +56,7 @@ _LEAVE_S: Final = 3.0
 _LEADER_TELLS_S: Final = 10.0
 
 
-class Round:
+class AgreementRound:
     """Agree with the other ranks on the end of one attempt.
 
     Args:
@@ -70,7 +70,7 @@ class Round:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: RankBarrier,
         own: RankEnd,
         timeout_s: float,
         stopped: Callable[[], bool],
@@ -100,7 +100,7 @@ class Round:
                 and leader.decision.number == self._own.number
             ):
                 return leader.decision
-            if self._called_s is None and calling(docs, self._own.number) is not None:
+            if self._called_s is None and find_failed_peer(docs, self._own.number) is not None:
                 self._called_s = time.monotonic()
             if self._meeting.is_leader:
                 decision = self._of_leader(docs)
@@ -113,8 +113,8 @@ class Round:
             time.sleep(max(_PAUSE_S, self._meeting.size / _RANKS_A_PAUSE))
         return None
 
-    def _of_leader(self, docs: dict[int, Said]) -> Decision | None:
-        ends = ends_of(docs, self._own.number)
+    def _of_leader(self, docs: dict[int, RankMessage]) -> Decision | None:
+        ends = reported_ends(docs, self._own.number)
         waited_for = set(range(self._meeting.size)) - set(ends)
         left = {
             rank for rank, doc in docs.items() if doc.state == "left"
@@ -134,7 +134,7 @@ class Round:
             variables=variables,
         )
 
-    def _without_leader(self, docs: dict[int, Said]) -> Decision | None:
+    def _without_leader(self, docs: dict[int, RankMessage]) -> Decision | None:
         """Return the decision that no rank restarts, because rank 0 does not decide."""
         leader = docs.get(LEADER)
         has_left = leader is not None and leader.state == "left"
@@ -142,7 +142,7 @@ class Round:
             gone = {LEADER}
         else:
             gone = {LEADER} & self._meeting.lost()
-        ends = ends_of(docs, self._own.number)
+        ends = reported_ends(docs, self._own.number)
         silent: set[int] | None = gone or self._overdue({LEADER}, 1.0)
         if silent is None:
             return None
@@ -187,7 +187,12 @@ class Round:
 
 
 def start_together(
-    meeting: Meeting, number: int, timeout_s: float, stopped: Callable[[], bool], *, is_able: bool
+    meeting: RankBarrier,
+    number: int,
+    timeout_s: float,
+    stopped: Callable[[], bool],
+    *,
+    is_able: bool,
 ) -> str | None:
     """Wait until all ranks are ready for an attempt.
 
@@ -216,7 +221,7 @@ def start_together(
 
 
 def _why_not_together(
-    meeting: Meeting, number: int, timeout_s: float, stopped: Callable[[], bool]
+    meeting: RankBarrier, number: int, timeout_s: float, stopped: Callable[[], bool]
 ) -> str | None:
     began_s = time.monotonic()
     while not stopped():
@@ -235,7 +240,7 @@ def _why_not_together(
     return "stopped"
 
 
-def leave(meeting: Meeting, *, keeps_store: bool) -> None:
+def leave(meeting: RankBarrier, *, keeps_store: bool) -> None:
     """Announce that this rank leaves.
 
     If the others read its messages from a store that this rank keeps, wait until they have read
@@ -249,7 +254,7 @@ def leave(meeting: Meeting, *, keeps_store: bool) -> None:
         time.sleep(_PAUSE_S)
 
 
-def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
+def let_leader_end(meeting: RankBarrier, stopped: Callable[[], bool]) -> None:
     """Wait a while until rank 0 has left.
 
     A launcher may end all ranks when the first one fails, and rank 0 must report the reason first.
@@ -262,7 +267,7 @@ def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def ends_of(docs: Mapping[int, Said], number: int) -> dict[int, RankEnd]:
+def reported_ends(docs: Mapping[int, RankMessage], number: int) -> dict[int, RankEnd]:
     """Return the results that the ranks have reported for an attempt."""
     return {
         rank: doc.end
@@ -271,12 +276,12 @@ def ends_of(docs: Mapping[int, Said], number: int) -> dict[int, RankEnd]:
     }
 
 
-def _offset(doc: Said) -> Offset | None:
+def _offset(doc: RankMessage) -> ClockOffset | None:
     if doc.rank == LEADER:
-        return Offset(0.0, 0.0)
+        return ClockOffset(0.0, 0.0)
     if doc.offset_s is None:
         return None
-    return Offset(doc.offset_s, doc.slack_s)
+    return ClockOffset(doc.offset_s, doc.slack_s)
 
 
 _HOWS: Final = {
@@ -289,7 +294,7 @@ _HOWS: Final = {
 }
 
 
-def told(
+def merged_diagnosis(
     decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int
 ) -> Diagnosis:
     """Return the diagnosis that this rank reports after a decision.
@@ -340,7 +345,7 @@ def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
     return (*of_all, *(patch for patch in own if patch.setting not in named))
 
 
-def record(decision: Decision, size: int) -> dict[str, Any]:
+def decision_record(decision: Decision, size: int) -> dict[str, Any]:
     """Return a decision as the report and the journal store it."""
     return {
         "size": size,
@@ -392,7 +397,7 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
 # Import the modules of an agreement only when one is needed, so that the command starts at once.
 
 
-class RankOfAJob:
+class RankCoordinator:
     """Coordinate one rank; implements the coordinator and the companion of a run.
 
     Args:
@@ -407,14 +412,14 @@ class RankOfAJob:
         rendezvous: Rendezvous,
         timeout_s: float,
         end: Callable[[threading.Event], None],
-        claim: Claim,
+        claim: RankLock,
     ) -> None:
         self._rendezvous = rendezvous
         self._timeout_s = timeout_s
         self._end = end
         self._claim = claim
-        self._meeting: Meeting | None = None
-        self._mirror: Mirror | None = None
+        self._meeting: RankBarrier | None = None
+        self._mirror: StoreMirror | None = None
         self._watch: RankMonitor | None = None
         self._ended: EndedByUs | None = None
         self._why_off: str | None = None
@@ -454,7 +459,7 @@ class RankOfAJob:
         self.ended_by_us()
         decision = None
         meeting = self._meeting
-        docs = dict[int, Said]()
+        docs = dict[int, RankMessage]()
         if meeting is not None and self._why_off is None:
             try:
                 if stopped():
@@ -462,7 +467,7 @@ class RankOfAJob:
                     return Agreed(own.diagnosis)
                 end = rank_end(own, self._ended)
                 again = self._rendezvous.again
-                decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
+                decision = AgreementRound(meeting, end, self._timeout_s, stopped, again).decision()
                 docs = meeting.look()
             except OSError as error:
                 self._off(error.strerror or str(error))
@@ -515,14 +520,14 @@ class RankOfAJob:
         elif self._meeting is not None or self._why_off is None:
             self._claim.remove_where_last()
 
-    def _met(self, launch: Launch) -> Meeting:
+    def _met(self, launch: Launch) -> RankBarrier:
         own = self._rendezvous.launched
         place = self._rendezvous
-        folder = Folder(place.folder)
+        folder = MessageFolder(place.folder)
         if place.mirrors:
-            from oomguard.cluster.ranks.mirror import Mirror
+            from oomguard.cluster.ranks.mirror import StoreMirror
 
-            self._mirror = Mirror(place, folder, launch.argv)
+            self._mirror = StoreMirror(place, folder, launch.argv)
         if place.store is None:
             where = ""
         else:
@@ -534,21 +539,23 @@ class RankOfAJob:
             launcher=own.launcher,
             meets_in=where or str(place.folder),
         )
-        return Meeting(folder, own.rank, own.size, self._claim)
+        return RankBarrier(folder, own.rank, own.size, self._claim)
 
     def _why_apart(self) -> str | None:
         if self._mirror is None:
             return None
         return self._mirror.why_apart()
 
-    def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
-        from oomguard.cluster.ranks.decision import is_change_left, tell_repeated
+    def _agreed(self, decision: Decision, docs: Mapping[int, RankMessage], own: OwnEnd) -> Agreed:
+        from oomguard.cluster.ranks.decision import is_change_left, log_repeated_effects
         from oomguard.journal.codec import patch_of
 
         rank = self._rendezvous.launched.rank
         size = self._rendezvous.launched.size
         is_told = rank == LEADER or LEADER not in docs or LEADER in decision.absent
-        diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
+        diagnosis = merged_diagnosis(
+            decision, reported_ends(docs, own.number), own.diagnosis, rank, size
+        )
         if is_told and own.number > 1 and starts_once(own.tail):
             hint = "put oomguard around the launcher: oomguard run -- mpirun …"
             get_logger().error(
@@ -580,7 +587,7 @@ class RankOfAJob:
         elif decision.why and decision.first is not None and is_told:
             get_logger().warning(f"no rank restarts: {decision.why}")
         elif decision.again and is_told:
-            tell_repeated(ends_of(docs, own.number))
+            log_repeated_effects(reported_ends(docs, own.number))
             if (why := self._why_apart()) is not None and len(
                 {doc.host for doc in docs.values()}
             ) == 1:
@@ -590,9 +597,15 @@ class RankOfAJob:
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again = patches if decision.again else ()
         left = patches if decision.is_exhausted else ()
-        is_left = is_change_left(decision, ends_of(docs, own.number))
+        is_left = is_change_left(decision, reported_ends(docs, own.number))
         return Agreed(
-            diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left
+            diagnosis,
+            again,
+            decision.variables,
+            decision_record(decision, size),
+            is_told,
+            left,
+            is_left,
         )
 
     def _off(self, why: str) -> None:
@@ -610,7 +623,7 @@ def stopped_end(own: OwnEnd) -> RankEnd:
 
 def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     """Return the result of this rank's attempt in the form that the other ranks read."""
-    from oomguard.cluster.ranks.decision import is_secondary, policy_row, seen_row
+    from oomguard.cluster.ranks.decision import is_secondary, policy_row, side_effects_row
     from oomguard.report.json import kept_incident, patch_dict
 
     incident = own.diagnosis.first_cause
@@ -631,7 +644,12 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     patches = tuple(patch_dict(patch) for patch in own.patches)
     failed_s = own.failed_s if is_oom else None
     did = own.did
-    told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy, did.chosen)
+    told = (
+        side_effects_row(did.seen),
+        did.idempotent,
+        did.own_files,
+        policy_row(did.policy, did.chosen),
+    )
     return RankEnd(
         own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told
     )

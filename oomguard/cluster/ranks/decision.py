@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oomguard.analyst.refusals import OF_POLICY
 from oomguard.analyst.side_effects import SideEffects
-from oomguard.cluster.ranks.clock import Offset
+from oomguard.cluster.ranks.clock import ClockOffset
 from oomguard.cluster.ranks.messages import Decision, RankEnd
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Effect, Patch
@@ -37,7 +37,7 @@ def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
     }
 
 
-def why_not_permitted(
+def policy_refusals(
     patches: Iterable[Mapping[str, Any]], ends: Mapping[int, RankEnd]
 ) -> dict[int, str]:
     """Return the reason for each rank that does not permit the plan."""
@@ -63,7 +63,7 @@ def is_change_left(decision: Decision, ends: Mapping[int, RankEnd]) -> bool:
         return False
     if decision.absent:
         return any(end.patches for end in ends.values())
-    return bool(decision.patches) and not why_not_permitted(decision.patches, ends)
+    return bool(decision.patches) and not policy_refusals(decision.patches, ends)
 
 
 def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:
@@ -107,7 +107,7 @@ def _change(patch: Patch) -> str:
 _MOST_FILES: Final = 1024
 
 
-def seen_row(seen: SideEffects) -> Mapping[str, Any]:
+def side_effects_row(seen: SideEffects) -> Mapping[str, Any]:
     """Return a rank's side effects for its message, with at most ``_MOST_FILES`` files."""
     return asdict(seen) | {
         "open_files": list(seen.open_files[:_MOST_FILES]),
@@ -116,15 +116,15 @@ def seen_row(seen: SideEffects) -> Mapping[str, Any]:
     }
 
 
-def seen_by_all(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
+def side_effects_by_rank(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
     """Return the side effects of each rank's command, without oomguard's own files."""
     own = {path for end in ends.values() for path in end.own_files}
     return {rank: _seen(end.seen, own) for rank, end in sorted(ends.items())}
 
 
-def why_not_repeated(ends: Mapping[int, RankEnd]) -> dict[int, str]:
+def side_effect_refusals(ends: Mapping[int, RankEnd]) -> dict[int, str]:
     """Return the ranks whose side effects forbid another attempt, with the reason."""
-    seen = seen_by_all(ends)
+    seen = side_effects_by_rank(ends)
     asked = {
         rank: did
         for rank, did in seen.items()
@@ -133,11 +133,11 @@ def why_not_repeated(ends: Mapping[int, RankEnd]) -> dict[int, str]:
     return {rank: did.refusal for rank, did in asked.items() if did.would_be_repeated}
 
 
-def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
+def log_repeated_effects(ends: Mapping[int, RankEnd]) -> None:
     """Log that all ranks may repeat their side effects, and which."""
     log = get_logger()
     any_seen = False
-    for rank, did in seen_by_all(ends).items():
+    for rank, did in side_effects_by_rank(ends).items():
         if did.were_seen:
             any_seen = True
             log.info(f"may run again from the beginning; {did.excuse()}", rank=rank)
@@ -163,7 +163,7 @@ def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:
 # The common plan follows the first cause. Its values suit every rank that ran out of memory.
 
 
-def one_plan(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, Any], ...]:
+def merge_plans(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, Any], ...]:
     """Return the patches of the first cause and those that other ranks need, as JSON objects.
 
     If two ranks need different numbers, the smaller one fits on both. For other values, the first
@@ -212,7 +212,7 @@ _ROOM: Final = ("kv_cache_available_bytes", "device_free_bytes", "current_free_b
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstFailure:
     """Name the rank that failed first.
 
     ``is_order_known`` is False if several ranks failed and their clocks cannot order them.
@@ -222,7 +222,9 @@ class First:
     is_order_known: bool
 
 
-def first_cause(ends: Mapping[int, RankEnd], offsets: Mapping[int, Offset | None]) -> First | None:
+def first_cause(
+    ends: Mapping[int, RankEnd], offsets: Mapping[int, ClockOffset | None]
+) -> FirstFailure | None:
     """Return the rank that ran out of memory first, or None if none did.
 
     Args:
@@ -239,10 +241,10 @@ def first_cause(ends: Mapping[int, RankEnd], offsets: Mapping[int, Offset | None
         may_be_first,
         key=lambda rank: (not failed[rank].patches, _room(failed[rank].incident), rank),
     )
-    return First(rank, len(may_be_first) == 1)
+    return FirstFailure(rank, len(may_be_first) == 1)
 
 
-def _span(end: RankEnd, offset: Offset | None) -> tuple[float, float]:
+def _span(end: RankEnd, offset: ClockOffset | None) -> tuple[float, float]:
     """Return the earliest and latest time at which a rank can have failed, on rank 0's clock."""
     if end.failed_s is None or offset is None:
         return -math.inf, math.inf
@@ -286,7 +288,7 @@ def _texts() -> tuple[str, ...]:
 def decide(
     number: int,
     ends: Mapping[int, RankEnd],
-    offsets: Mapping[int, Offset | None],
+    offsets: Mapping[int, ClockOffset | None],
     *,
     silent: Collection[int] = (),
     gone: Collection[int] = (),
@@ -314,7 +316,7 @@ def decide(
         return replace(decision, why=absent_in_words(decision))
     if first is None:
         return replace(decision, why="" if _all_ran(ends) else "no rank ran out of memory")
-    decision = replace(decision, patches=one_plan(first.rank, ends))
+    decision = replace(decision, patches=merge_plans(first.rank, ends))
     refusing = list(_refusing(ends, decision))
     if refusing:
         is_exhausted = bool(decision.patches) and all(
@@ -330,8 +332,8 @@ def decide(
 
 def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple[int, str]]:
     """Yield each rank that forbids a restart, with the reason; its policy comes first."""
-    repeated = why_not_repeated(ends)
-    for reasons in (why_not_permitted(decision.patches, ends), repeated):
+    repeated = side_effect_refusals(ends)
+    for reasons in (policy_refusals(decision.patches, ends), repeated):
         yield from sorted(reasons.items())
     yield from (
         (rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None

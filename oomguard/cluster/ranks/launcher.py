@@ -18,7 +18,7 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class RankIdentity:
     """Describe this process among the ranks of its job.
 
     Attributes:
@@ -54,7 +54,7 @@ class Launched:
         )
 
 
-def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launched | None:
+def detect_rank(environ: Mapping[str, str], *, is_one_job: bool = False) -> RankIdentity | None:
     """Return the rank that the environment describes, or None for a single process.
 
     Args:
@@ -73,7 +73,7 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
             _count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size")
         )
         store = row.get("store", {})
-        return Launched(
+        return RankIdentity(
             rank,
             size,
             row["name"],

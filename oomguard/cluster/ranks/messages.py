@@ -27,7 +27,7 @@ _END: Final = ".json"
 _MOST_BYTES: Final = 4 << 20
 
 
-class Folder:
+class MessageFolder:
     """Hold the messages of one job.
 
     Args:
@@ -234,7 +234,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RankMessage:
     """Hold the message of a rank.
 
     Attributes:
@@ -280,7 +280,7 @@ class Said:
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 
 
-def said(text: str) -> Said | None:
+def parse_message(text: str) -> RankMessage | None:
     """Parse a message, or return None if it is invalid or has another version."""
     try:
         row = json.loads(text)
@@ -292,7 +292,7 @@ def said(text: str) -> Said | None:
             rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()
         }
         row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
-        return Said(
+        return RankMessage(
             **row,
             end=None
             if end is None

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Final
 
-from oomguard.cluster.ranks.messages import Folder
+from oomguard.cluster.ranks.messages import MessageFolder
 from oomguard.cluster.ranks.rendezvous import Rendezvous
 from oomguard.core.log import get_logger
 from oomguard.supervisor.process import inherited
@@ -35,7 +35,7 @@ _TAKEN: Final = (
 )
 
 
-class Mirror:
+class StoreMirror:
     """Control the helper of one host.
 
     Args:
@@ -44,7 +44,7 @@ class Mirror:
         argv: the command. If oomguard's Python lacks the library, the command's Python is used.
     """
 
-    def __init__(self, rendezvous: Rendezvous, folder: Folder, argv: Sequence[str]) -> None:
+    def __init__(self, rendezvous: Rendezvous, folder: MessageFolder, argv: Sequence[str]) -> None:
         store = rendezvous.store
         assert store is not None  # noqa: S101 - only such a rendezvous is mirrored
         asked = asdict(store) | {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.coordination import Together
     from oomguard.analyst.link import ReceivedSignals
     from oomguard.analyst.outcome import EndedByUs
-    from oomguard.cluster.ranks.coordinator import RankOfAJob
+    from oomguard.cluster.ranks.coordinator import RankCoordinator
     from oomguard.engines.command import Launch
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
@@ -39,20 +39,20 @@ class RanksOptions:
 
     def beside(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, *, is_inside: bool
-    ) -> BesideRanks:
+    ) -> RankSupport:
         """Return the coordination of this run; inside another run, the outer one coordinates.
 
         Raises:
             UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
-        return BesideRanks(
+        return RankSupport(
             None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
         )
 
     def _of_a_job(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, environ: Mapping[str, str]
-    ) -> RankOfAJob | None:
+    ) -> RankCoordinator | None:
         """Return the coordinator of this rank, or None for a single process.
 
         Raises:
@@ -61,14 +61,14 @@ class RanksOptions:
         """
         if self.rendezvous == _OFF:
             return None
-        from oomguard.cluster.ranks.launcher import Launched, launched
+        from oomguard.cluster.ranks.launcher import RankIdentity, detect_rank
 
         if self.rendezvous == "":
             raise UsageError(
                 "--rendezvous '': the value is empty",
                 hint="--rendezvous DIR, a folder that all ranks see",
             )
-        own = self._asked() or launched(environ)
+        own = self._asked() or detect_rank(environ)
         if own is None:
             from oomguard.engines.devices import ranks_in_command
 
@@ -76,9 +76,9 @@ class RanksOptions:
             if found is None:
                 own = None
             else:
-                own = Launched(**found)
+                own = RankIdentity(**found)
         if own is None and self.rendezvous is not None:
-            own = launched(environ, is_one_job=True)
+            own = detect_rank(environ, is_one_job=True)
             if own is None:
                 why = (
                     "--rendezvous needs the number of this rank, which the launcher does not report"
@@ -87,15 +87,15 @@ class RanksOptions:
         if own is None:
             return None
         from oomguard.analyst.outcome import CommandTerminator
-        from oomguard.cluster.ranks.coordinator import RankOfAJob
-        from oomguard.cluster.ranks.rank_lock import Claim
+        from oomguard.cluster.ranks.coordinator import RankCoordinator
+        from oomguard.cluster.ranks.rank_lock import RankLock
         from oomguard.cluster.ranks.rendezvous import rendezvous
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
         if own.size == 1:  # a script that starts N ranks may start only one
             return None
-        claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
+        claim = RankLock(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
             claim.take()
         except UsageError as error:
@@ -109,7 +109,7 @@ class RanksOptions:
             place = replace(
                 place, problem=str(error)
             )  # a launcher's variables may not distinguish two jobs
-        return RankOfAJob(place, self.timeout_s, end, claim)
+        return RankCoordinator(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
         if self.rank is None and self.world_size is None:
@@ -124,18 +124,18 @@ class RanksOptions:
                 f"--rank {self.rank} is not below --world-size {self.world_size}",
                 hint="ranks count from 0",
             )
-        from oomguard.cluster.ranks.launcher import Launched
+        from oomguard.cluster.ranks.launcher import RankIdentity
 
-        return Launched(self.rank, self.world_size, "--rank")
+        return RankIdentity(self.rank, self.world_size, "--rank")
 
 
-class BesideRanks:
+class RankSupport:
     """Wrap one rank of a job, or a single process."""
 
-    def __init__(self, job: RankOfAJob | None) -> None:
+    def __init__(self, job: RankCoordinator | None) -> None:
         self._job = job
 
-    def __enter__(self) -> BesideRanks:
+    def __enter__(self) -> RankSupport:
         return self
 
     def __exit__(self, *_of_error: object) -> None:

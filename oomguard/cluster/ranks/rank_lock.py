@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.cluster.ranks.messages import Folder
+from oomguard.cluster.ranks.messages import MessageFolder
 from oomguard.core.errors import UsageError
 
 # Jobs that start within this time of each other may have mixed.
@@ -40,7 +40,7 @@ class ContestedError(OSError):
     """Report that two jobs use one folder, and the owner of each rank is unknown."""
 
 
-class Claim:
+class RankLock:
     """Hold the lock of one rank; the kernel releases it when the process ends.
 
     Args:
@@ -118,7 +118,7 @@ class Claim:
         """Remove the folder of ranks that never met, if no other process holds a rank."""
         with contextlib.suppress(OSError):
             if self.is_last():
-                Folder(self._folder).remove()
+                MessageFolder(self._folder).remove()
 
     def is_last(self) -> bool:
         """Return whether no other process holds a rank of the folder."""
@@ -140,7 +140,7 @@ class Claim:
         """Lock the rank; return its other holder, or None without one or if it is unknown."""
         own = {"kind": _kind(), "pid": os.getpid(), "host": socket.gethostname()}
         try:
-            Folder(self._folder)
+            MessageFolder(self._folder)
             self._claims.mkdir(mode=0o700, exist_ok=True)
             for _ in range(_TRIES):
                 lock = os.open(self._claims / str(self._rank), os.O_RDWR | os.O_CREAT, 0o600)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from oomguard.cluster.ranks.launcher import Launched
+from oomguard.cluster.ranks.launcher import RankIdentity
 from oomguard.cluster.ranks.messages import OWN_NAME
 from oomguard.core.errors import UsageError
 
@@ -59,7 +59,7 @@ class Rendezvous:
         problem: a known reason why the ranks cannot meet, or None. The command runs anyway.
     """
 
-    launched: Launched
+    launched: RankIdentity
     folder: Path
     store: StoreAddress | None = None
     mirrors: bool = False
@@ -96,7 +96,7 @@ class Rendezvous:
         return named
 
 
-def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
+def rendezvous(launched: RankIdentity, asked: str | None) -> Rendezvous:
     """Return where a rank meets the others.
 
     Args:
@@ -123,7 +123,7 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
     return _mirrored(launched, store)
 
 
-def own_folder(launched: Launched, name: str = "") -> Path:
+def own_folder(launched: RankIdentity, name: str = "") -> Path:
     """Return the folder of a job on this host."""
     return Path(tempfile.gettempdir()) / f"{OWN_NAME}{os.geteuid()}" / f"{_key(launched)}{name}"
 
@@ -135,7 +135,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _asked(launched: Launched, asked: str) -> Rendezvous:
+def _asked(launched: RankIdentity, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
     if re.match(r"[a-z][a-z\d+.-]*://", asked) is None and asked != "ray":
         folder = Path(asked).absolute()
@@ -160,7 +160,7 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
     raise UsageError(f"--rendezvous {asked} is invalid", hint=_FORMS)
 
 
-def _mirrored(launched: Launched, store: StoreAddress) -> Rendezvous:
+def _mirrored(launched: RankIdentity, store: StoreAddress) -> Rendezvous:
     """Return a folder for this host, which its first rank mirrors to other hosts.
 
     If the first rank is unknown, each rank mirrors its own messages.
@@ -172,6 +172,6 @@ def _mirrored(launched: Launched, store: StoreAddress) -> Rendezvous:
     return Rendezvous(launched, folder, store, mirrors=True)
 
 
-def _key(launched: Launched) -> str:
+def _key(launched: RankIdentity) -> str:
     told: Any = (launched.launcher, launched.job, launched.size)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from oomguard.analyst.outcome import EndedByUs
-from oomguard.cluster.ranks.barrier import Meeting
+from oomguard.cluster.ranks.barrier import RankBarrier
 from oomguard.cluster.ranks.decision import ranks_in_words
-from oomguard.cluster.ranks.messages import Said
+from oomguard.cluster.ranks.messages import RankMessage
 from oomguard.cluster.ranks.rank_lock import ContestedError
 from oomguard.core.log import get_logger
 
@@ -43,7 +43,7 @@ class RankMonitor:
 
     def __init__(
         self,
-        meet: Callable[[], Meeting],
+        meet: Callable[[], RankBarrier],
         number: int,
         end: Callable[[threading.Event], None],
         why_apart: Callable[[], str | None] = lambda: None,
@@ -52,7 +52,7 @@ class RankMonitor:
         self._number = number
         self._end = end
         self._why_apart = why_apart
-        self.meeting: Meeting | None = None
+        self.meeting: RankBarrier | None = None
         self.problem: str | None = None
         self._over = threading.Event()
         self._ended: EndedByUs | None = None
@@ -109,8 +109,8 @@ class RankMonitor:
                 self._end(self._over)
                 return
 
-    def _why_to_end(self, docs: dict[int, Said], lost: set[int]) -> str | None:
-        caller = calling(docs, self._number)
+    def _why_to_end(self, docs: dict[int, RankMessage], lost: set[int]) -> str | None:
+        caller = find_failed_peer(docs, self._number)
         if caller is not None:
             end = docs[caller].end
             if end is not None and end.calls_for_another:
@@ -128,7 +128,7 @@ class RankMonitor:
         return None
 
 
-def calling(docs: dict[int, Said], number: int) -> int | None:
+def find_failed_peer(docs: dict[int, RankMessage], number: int) -> int | None:
     """Return a rank whose failure ends the attempt for all ranks, or None."""
     called = (
         rank

@@ -98,7 +98,7 @@ class SchedulerOptions:
     slurm_requeue: int
 
 
-class BesideScheduler:
+class SchedulerSupport:
     """Report a run to its scheduler.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.effective_settings import DEVICE
 from oomguard.cluster.schedulers.status_by_cause import is_held
-from oomguard.cluster.serving.end_message import MOST_COMMENT_BYTES, cut
+from oomguard.cluster.serving.end_message import MOST_COMMENT_BYTES, truncate_utf8
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Effect, Incident, Patch
 from oomguard.core.log import get_logger
@@ -37,7 +37,7 @@ _BETWEEN: Final = "; "
 _OURS: Final = re.compile(rf"(?:^|{_BETWEEN}){_OWN}(?=: | \{{)")
 
 
-def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
+def encode_comment(settings: Mapping[str, FactValue], text: str) -> str | None:
     """Return a comment with the changes in it, or None if they are too long.
 
     Args:
@@ -56,7 +56,7 @@ def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
     return text
 
 
-def behind(comment: str, text: str) -> str:
+def merge_comment(comment: str, text: str) -> str:
     """Return a comment with oomguard's part replaced and the user's part in front."""
     ours = _OURS.search(comment)
     if ours is None:
@@ -73,7 +73,7 @@ def is_ours(comment: str) -> bool:
     return _OURS.search(comment) is not None
 
 
-def state_in(comment: str) -> dict[str, FactValue]:
+def decode_comment(comment: str) -> dict[str, FactValue]:
     """Return the changes in a comment, or nothing if this version cannot read them."""
     ours = _OURS.search(comment)
     if ours is None:
@@ -93,7 +93,7 @@ def state_in(comment: str) -> dict[str, FactValue]:
     }
 
 
-def changes_of(
+def permitted_changes(
     settings: Mapping[str, FactValue], policy: Policy, reason: str
 ) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
     """Return the changes to begin with, and the reasons why others are left out.
@@ -271,12 +271,12 @@ class RunInJob:
         """Return the changes that the job's last start left, and log them."""
         if not self._job.restarts or not self._most:
             return ()
-        settings = state_in(self._job.comment() or "")
+        settings = decode_comment(self._job.comment() or "")
         if not settings:
             return ()
         log = get_logger()
         reason = f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
-        patches, refused = changes_of(settings, policy, reason)
+        patches, refused = permitted_changes(settings, policy, reason)
         if refused:
             log.warning("ignored some changes of the job's last start", settings=", ".join(refused))
         if patches:
@@ -311,7 +311,7 @@ class RunInJob:
 
     def say_error(self, text: str) -> None:
         """Write into the comment why nothing ran."""
-        self._end(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
+        self._end(truncate_utf8(" ".join(text.split()), MOST_COMMENT_BYTES))
 
     def _end(self, text: str, *, is_over: bool = False) -> None:
         with self._setting:
@@ -368,7 +368,7 @@ class RunInJob:
         if before is None or not (self._tells_all or self._settings or is_ours(before)):
             return
         if self._most:
-            comment = with_state(self._settings, text)
+            comment = encode_comment(self._settings, text)
         else:
             comment = text
         if comment is None:
@@ -376,4 +376,6 @@ class RunInJob:
                 "the changes are too long for the job comment, so the next start begins without "
                 "them"
             )
-        self._job.set_comment(behind(before, text if comment is None else comment), is_over=is_over)
+        self._job.set_comment(
+            merge_comment(before, text if comment is None else comment), is_over=is_over
+        )

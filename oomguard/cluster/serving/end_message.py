@@ -45,7 +45,7 @@ def message_of(outcome: Outcome) -> str:
         for text in (diagnosis.notes if diagnosis is not None else ())
         if text != last.error
     ]
-    return cut("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
+    return truncate_utf8("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
 
 
 def comment_of(outcome: Outcome) -> str:
@@ -64,7 +64,7 @@ def comment_of(outcome: Outcome) -> str:
     if not why or end.startswith(why):
         return f"oomguard: {end}"
     left = MOST_COMMENT_BYTES - len(f"oomguard: ; {end}".encode())
-    return f"oomguard: {cut(' '.join(drawn(why).split()), left)}; {end}"
+    return f"oomguard: {truncate_utf8(' '.join(drawn(why).split()), left)}; {end}"
 
 
 def _end(outcome: Outcome) -> str:
@@ -78,10 +78,12 @@ def message_of_error(error: OomguardError) -> str:
 
     hint = getattr(error, "hint", None)
     lines = [f"oomguard: {drawn(str(error))}", *([f"  {drawn(hint)}"] if hint else [])]
-    return cut("\n".join([*lines, f"  {status_in_words(exit_status_of(error))}"]), MOST_BYTES)
+    return truncate_utf8(
+        "\n".join([*lines, f"  {status_in_words(exit_status_of(error))}"]), MOST_BYTES
+    )
 
 
-def cut(text: str, most_bytes: int) -> str:
+def truncate_utf8(text: str, most_bytes: int) -> str:
     """Cut a text to a number of UTF-8 bytes, between characters."""
     data = text.encode("utf-8", "replace")
     if len(data) <= most_bytes:

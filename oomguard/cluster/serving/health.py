@@ -191,7 +191,7 @@ _CAME = 128
 _LIMIT_S: Final = 2.0
 
 
-def unanswered_s(port: int) -> tuple[float, ...] | None:
+def request_waits_s(port: int) -> tuple[float, ...] | None:
     """Return the seconds that each request at a local port has waited, or None if unknown."""
     waits: list[float] = []
     try:
@@ -324,7 +324,7 @@ _IDLE_RATIO: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HealthSample:
     """Hold the observations of one look.
 
     Attributes:
@@ -378,7 +378,7 @@ class ProgressMonitor:
     def __init__(self, limit_s: float, every_s: float, *, had_cores: bool = False) -> None:
         self._limit_s = limit_s
         self._every_s = every_s
-        self._last: Look | None = None
+        self._last: HealthSample | None = None
         self._quiet_s: dict[str, float] = {}  # since when an engine with work has made no progress
         self._moved_s = self._silent_s = self._idle_s = 0.0
         self._idle_cpu_s = 0.0
@@ -394,7 +394,7 @@ class ProgressMonitor:
         self._gone_s = None
         self._moved_s = self._silent_s = self._idle_s = at_s
 
-    def see(self, look: Look) -> EngineProblem | None:
+    def see(self, look: HealthSample) -> EngineProblem | None:
         """Judge a look; return the problem, or None without one within the limit."""
         last = self._last
         if (
@@ -415,7 +415,7 @@ class ProgressMonitor:
             or self._waiting(look)
         )
 
-    def _note_counters(self, look: Look, last: Look | None) -> None:
+    def _note_counters(self, look: HealthSample, last: HealthSample | None) -> None:
         if look.engines is not None:
             self._silent_s = look.at_s
         for label, engine in (look.engines or {}).items():
@@ -429,7 +429,7 @@ class ProgressMonitor:
             if moved or engine.sleeps or not engine.running:
                 self._quiet_s[label] = look.at_s
 
-    def _note_processes(self, look: Look) -> None:
+    def _note_processes(self, look: HealthSample) -> None:
         now = look.processes
         if now.cpu_s - self._idle_cpu_s > _IDLE_RATIO * max(
             self._every_s, look.at_s - self._idle_s
@@ -444,7 +444,7 @@ class ProgressMonitor:
         else:
             self._gone_s = None
 
-    def _gone(self, look: Look) -> EngineProblem | None:
+    def _gone(self, look: HealthSample) -> EngineProblem | None:
         if self._gone_s is None or look.at_s - self._gone_s < min(CORE_GONE_S, self._limit_s):
             return None
         what = (
@@ -453,7 +453,7 @@ class ProgressMonitor:
         )
         return EngineProblem(what, is_sure=True, is_dead=True)
 
-    def _stopped(self, look: Look) -> EngineProblem | None:
+    def _stopped(self, look: HealthSample) -> EngineProblem | None:
         for pid, since_s in self._stopped_s.items():
             if look.at_s - since_s >= self._limit_s:
                 what = (
@@ -463,7 +463,7 @@ class ProgressMonitor:
                 return EngineProblem(what, is_sure=True)
         return None
 
-    def _quiet(self, look: Look) -> EngineProblem | None:
+    def _quiet(self, look: HealthSample) -> EngineProblem | None:
         for label, since_s in self._quiet_s.items():
             engine = (look.engines or {}).get(label)
             if engine is None or look.at_s - since_s < self._limit_s:
@@ -481,14 +481,14 @@ class ProgressMonitor:
             )
         return None
 
-    def _silent(self, look: Look) -> EngineProblem | None:
+    def _silent(self, look: HealthSample) -> EngineProblem | None:
         if look.engines is not None or look.at_s - self._silent_s < self._limit_s:
             return None
         return EngineProblem(
             f"the server has not answered for {look.at_s - self._silent_s:.0f} s", is_sure=True
         )
 
-    def _waiting(self, look: Look) -> EngineProblem | None:
+    def _waiting(self, look: HealthSample) -> EngineProblem | None:
         """Judge by connections, for an engine without counters or one that hung before it counted.
 
         Without counters, CPU time of the engine's processes counts as work.
@@ -510,7 +510,7 @@ class ProgressMonitor:
             told = f"{waited} and {what}"
         return EngineProblem(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
 
-    def _cpu(self, look: Look) -> str:
+    def _cpu(self, look: HealthSample) -> str:
         """Return what is known about the processes' CPU time as the end of a message, or ""."""
         if not look.processes.cores:
             return ""
@@ -538,14 +538,14 @@ def answer_limit_s(limit_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class NoEngineAnswerError:
     """Signal that the engine could not be tested; ``why`` is what the front answered."""
 
     why: str
 
 
 @dataclass(slots=True)
-class LookedAt:
+class ServerWatch:
     """Watch one server that answers."""
 
     health: Health
@@ -569,7 +569,7 @@ class LookedAt:
             elif self._holds(finding, progress) and self.health.found(finding, self.over):
                 return
 
-    def _look(self) -> Look:
+    def _look(self) -> HealthSample:
         began_s = time.monotonic()
         answer = self.server.ask(
             self.names.metrics["path"], limit_s=min(ANSWER_S, self.health.limit_s)
@@ -583,11 +583,11 @@ class LookedAt:
             if not engines:
                 self._tell_uncounted(answer)
         if self.server.address.path is None:
-            waits_s = unanswered_s(self.server.address.port)
+            waits_s = request_waits_s(self.server.address.port)
         else:
             waits_s = None
         processes = engine_processes(self.pid, dict(self.names.processes))
-        return Look(
+        return HealthSample(
             began_s, time.monotonic(), engines, waits_s, processes, tree.is_stopped(self.pid)
         )
 
@@ -609,7 +609,7 @@ class LookedAt:
         """Return whether a problem is real: no other explanation, or the test request fails."""
         if finding.is_sure or self.health.wrong is not None or not finding.may_be_asked:
             return True
-        answers: list[Answer | Elsewhere | str] = []
+        answers: list[Answer | NoEngineAnswerError | str] = []
         if finding.has_counters:
             limit_s = answer_limit_s(self.health.limit_s)
         else:
@@ -631,7 +631,7 @@ class LookedAt:
             get_logger().debug("the engine works again", though=finding.what)
             progress.forget(time.monotonic())
             return False
-        if isinstance(answer, Elsewhere):
+        if isinstance(answer, NoEngineAnswerError):
             self.health.cannot_see("it accepts no test request", reason=answer.why)
             return finding.is_counted
         # the front itself reports a dead engine
@@ -640,15 +640,15 @@ class LookedAt:
             return finding.is_counted
         return True
 
-    def _asked(self, limit_s: float) -> Answer | Elsewhere | str:
+    def _asked(self, limit_s: float) -> Answer | NoEngineAnswerError | str:
         """Request one token; every answer of the server, even an error, proves that it works."""
         try:
             return self._ask(limit_s)
         except Exception as error:  # noqa: BLE001
             # An error in this thread would print a traceback on the command's standard error.
-            return Elsewhere(f"{type(error).__name__}: {error}")
+            return NoEngineAnswerError(f"{type(error).__name__}: {error}")
 
-    def _ask(self, limit_s: float) -> Answer | Elsewhere | str:
+    def _ask(self, limit_s: float) -> Answer | NoEngineAnswerError | str:
         if self._model is None:
             path = self.names.http["models"]
             told = self.server.ask(path, limit_s=ANSWER_S)
@@ -656,7 +656,7 @@ class LookedAt:
                 return told
             self._model = _first_model(told.text)
             if self._model is None:
-                return Elsewhere(f"{path} lists no model")
+                return NoEngineAnswerError(f"{path} lists no model")
         path = self.names.http["ask"]
         body = {"model": self._model, **self.names.http["body"]}
         answer = self.server.ask(path, limit_s=limit_s, body=body)
@@ -665,7 +665,7 @@ class LookedAt:
             and answer.status == OK
             and not isinstance(_parsed(answer.text), dict)
         ):
-            return Elsewhere(f"{path} does not answer like an engine")
+            return NoEngineAnswerError(f"{path} does not answer like an engine")
         return answer
 
 
@@ -764,7 +764,7 @@ class Health:
         try:
             server = Server(address, names.speaks_tls(argv), names.key(argv, self.environ))
             if self._answers(server, names, pid, over) and self.limit_s > 0:
-                LookedAt(self, server, names, pid, over, names.counts_nothing(argv)).watch()
+                ServerWatch(self, server, names, pid, over, names.counts_nothing(argv)).watch()
         except Exception as error:  # noqa: BLE001 - the run goes on, whatever a server answers
             self.cannot_see(f"{type(error).__name__}: {error}")
 

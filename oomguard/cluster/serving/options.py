@@ -129,7 +129,7 @@ class ServingOptions:
         return given
 
 
-class BesideServer:
+class ServerSupport:
     """Watch the server of a run; do nothing for another kind of command.
 
     Args:
@@ -166,9 +166,9 @@ class BesideServer:
             name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped
         )
         if "NOTIFY_SOCKET" in os.environ:
-            from oomguard.cluster.serving.systemd import SystemdNotifier, taken_from
+            from oomguard.cluster.serving.systemd import SystemdNotifier, take_systemd_socket
 
-            systemd = taken_from(os.environ)
+            systemd = take_systemd_socket(os.environ)
             if systemd is not None:
                 self._told = SystemdNotifier(systemd, self._health, end.is_stopped)
                 signals.on_stop = self._told.stopping

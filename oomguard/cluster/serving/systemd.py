@@ -31,7 +31,7 @@ _STILL_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Systemd:
+class SystemdSocket:
     """Hold the socket of the service manager.
 
     Attributes:
@@ -56,7 +56,7 @@ class Systemd:
             out.sendto(text.encode("utf-8", "replace"), self.address)
 
 
-def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
+def take_systemd_socket(environ: MutableMapping[str, str]) -> SystemdSocket | None:
     """Remove the variables of systemd's socket and return the socket, or None without one."""
     address = environ.pop("NOTIFY_SOCKET", "")
     usec = environ.pop("WATCHDOG_USEC", "")
@@ -68,7 +68,7 @@ def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
         path = f"\0{address[1:]}"
     else:
         path = address
-    return Systemd(path, int(usec) / _USEC if is_ours else None)
+    return SystemdSocket(path, int(usec) / _USEC if is_ours else None)
 
 
 class SystemdNotifier:
@@ -80,7 +80,7 @@ class SystemdNotifier:
         stopped: returns whether the user stopped the run.
     """
 
-    def __init__(self, systemd: Systemd, health: Health, stopped: Callable[[], bool]) -> None:
+    def __init__(self, systemd: SystemdSocket, health: Health, stopped: Callable[[], bool]) -> None:
         self._systemd = systemd
         self._health = health
         self._stopped = stopped

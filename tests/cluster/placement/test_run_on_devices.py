@@ -11,7 +11,7 @@ import time
 import pytest
 
 from oomguard.cluster.placement.leases import LeaseFolder
-from oomguard.cluster.placement.placer import waiting_before
+from oomguard.cluster.placement.placer import earlier_starts
 from support.placing import Gpus, overlaps, serve, simulated_gpus, start
 from support.supervising import wait_for
 
@@ -120,7 +120,7 @@ def test_a_user_s_stop_ends_the_wait_and_nothing_is_started(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 9 * GIB})
     with start(gpus, ("--gpus", "auto", "--wait", "1h"), PRINT) as job:
         assert wait_for(
-            lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None)))
+            lambda: bool(list(earlier_starts(LeaseFolder(gpus.folder / "leases"), None)))
         )
         job.send_signal(signal.SIGTERM)
         out, _ = job.communicate(timeout=30)
@@ -157,7 +157,7 @@ def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
         gpus, ("--gpus", "auto", "--wait", "2m"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB)
     )
     assert wait_for(lambda: any(what == "fails" for _, _, what, _ in gpus.happened()))
-    assert wait_for(lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None))))
+    assert wait_for(lambda: bool(list(earlier_starts(LeaseFolder(gpus.folder / "leases"), None))))
     (gpus.folder / "use.1").write_text("")
     errors = job.communicate(timeout=200)[1]
     assert (job.returncode, used(gpus)) == (0, [[simulated_gpus.uuid(0)]]), errors

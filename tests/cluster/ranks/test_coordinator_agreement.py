@@ -7,9 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from oomguard.cluster.ranks.barrier import Meeting
-from oomguard.cluster.ranks.coordinator import Round, start_together
-from oomguard.cluster.ranks.messages import Decision, Folder, RankEnd
+from oomguard.cluster.ranks.barrier import RankBarrier
+from oomguard.cluster.ranks.coordinator import AgreementRound, start_together
+from oomguard.cluster.ranks.messages import Decision, MessageFolder, RankEnd
 from oomguard.cluster.ranks.watch_ranks import RankMonitor
 from support.each import each
 
@@ -19,8 +19,8 @@ LOST_OTHERS = RankEnd(1, "secondary", 1)
 RAN = RankEnd(1, "ran", 0)
 
 
-def met(folder: Path, size: int) -> list[Meeting]:
-    ranks = [Meeting(Folder(folder / "job"), rank, size) for rank in range(size)]
+def met(folder: Path, size: int) -> list[RankBarrier]:
+    ranks = [RankBarrier(MessageFolder(folder / "job"), rank, size) for rank in range(size)]
     for _ in range(3):
         for meeting in ranks:
             meeting.look()
@@ -28,10 +28,10 @@ def met(folder: Path, size: int) -> list[Meeting]:
 
 
 def decisions(
-    ranks: list[Meeting], ends: dict[int, RankEnd], timeout_s: float = 20.0
+    ranks: list[RankBarrier], ends: dict[int, RankEnd], timeout_s: float = 20.0
 ) -> dict[int, Decision | None]:
     def decided(rank: int) -> Decision | None:
-        return Round(
+        return AgreementRound(
             ranks[rank], ends[rank], timeout_s, lambda: False, lambda: {"MASTER_PORT": "1"}
         ).decision()
 
@@ -68,7 +68,7 @@ def test_a_job_that_ran_ends_without_a_word(tmp_path):
 
 def test_a_stop_ends_the_wait(tmp_path):
     ranks = met(tmp_path, 2)
-    assert Round(ranks[1], FAILED, 20.0, lambda: True, dict).decision() is None
+    assert AgreementRound(ranks[1], FAILED, 20.0, lambda: True, dict).decision() is None
 
 
 @each("able", [[True, True, True], [True, False, True]])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oomguard.cluster.ranks.launcher import Launched
+from oomguard.cluster.ranks.launcher import RankIdentity
 from oomguard.cluster.ranks.rendezvous import free_port, rendezvous
 from oomguard.core.errors import UsageError
 from support.each import each
@@ -73,8 +73,8 @@ def test_ranks_that_meet_at_another_address_are_of_another_job():
     assert places[0] != places[1]
 
 
-def of_two_hosts(**told: object) -> Launched:
-    return Launched(
+def of_two_hosts(**told: object) -> RankIdentity:
+    return RankIdentity(
         **{
             "rank": 1,
             "size": 2,

@@ -46,8 +46,8 @@ def test_a_job_goes_back_so_often_and_not_oftener(slurm):
 def test_the_queue_shows_the_attempt_that_runs(slurm):
     waits = f"{sys.executable} {ENGINE} --mode wait"
     job = slurm.submit(script("--slurm-comment", waits))
-    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 is running", 60), slurm.output(
-        job
+    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 is running", 60), (
+        slurm.output(job)
     )
     slurm.ask("scancel", job)
 

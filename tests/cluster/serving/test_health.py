@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from oomguard.cluster.serving.health import Elsewhere, Health, LookedAt, Server
+from oomguard.cluster.serving.health import Health, NoEngineAnswerError, Server, ServerWatch
 from oomguard.engines.server import ListenAddress, serving_names
 
 VLLM = serving_names("vllm")
@@ -97,7 +97,7 @@ def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
         raise RuntimeError("broken")
 
     monkeypatch.setattr(Server, "ask", breaks)
-    looked = LookedAt(
+    looked = ServerWatch(
         Health("vllm", 2.0, lambda _: None, {}),
         Server(ListenAddress("127.0.0.1", 1)),
         VLLM,
@@ -105,4 +105,4 @@ def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
         threading.Event(),
         counts_nothing=False,
     )
-    assert looked._asked(5.0) == Elsewhere("RuntimeError: broken")
+    assert looked._asked(5.0) == NoEngineAnswerError("RuntimeError: broken")

@@ -10,7 +10,7 @@ from oomguard.cluster.serving.health import (
     Counters,
     EngineProblem,
     EngineProcesses,
-    Look,
+    HealthSample,
     ProgressMonitor,
 )
 
@@ -20,7 +20,7 @@ CORE = EngineProcesses(cores=(7,))
 
 def look(
     at_s: float, tokens: float = 0, *, running: float = 1, waits_s: float = 0, **more: object
-) -> Look:
+) -> HealthSample:
     engines = {"0": Counters(running, progress={"tokens": tokens, "kv": more.pop("kv", 0)})}
     given = {
         "engines": engines,
@@ -28,15 +28,15 @@ def look(
         "processes": CORE,
         **more,
     }
-    return Look(at_s, at_s, **given)
+    return HealthSample(at_s, at_s, **given)
 
 
-def found(*looks: Look) -> EngineProblem | None:
+def found(*looks: HealthSample) -> EngineProblem | None:
     progress = ProgressMonitor(LIMIT_S, EVERY_S)
     return [progress.see(one) for one in looks][-1]
 
 
-def every(seconds: float, **more: object) -> list[Look]:
+def every(seconds: float, **more: object) -> list[HealthSample]:
     """Looks over so many seconds at an engine that has work and does not move."""
     return [look(at_s, waits_s=at_s, **more) for at_s in range(0, int(seconds) + 1, int(EVERY_S))]
 
