@@ -105,11 +105,14 @@ class ClusterRun:
             options.serving, setup.launch, setup.signals, setup.grace_s, asked=is_asked_for
         )
         is_inside = setup.outer_pid is not None
-        self._rank = options.ranks.beside(
+        self._rank = options.ranks.support(
             setup.launch, setup.signals, setup.grace_s, is_inside=is_inside
         )
         self._scheduler = SchedulerSupport(
-            options.scheduling, self._server.health, is_inside=is_inside, tells=self._rank.speaks
+            options.scheduling,
+            self._server.health,
+            is_inside=is_inside,
+            reports_for_all=self._rank.reports_for_all,
         )
 
     def __enter__(self) -> ClusterRun:
@@ -122,7 +125,7 @@ class ClusterRun:
     @property
     def is_reporter(self) -> bool:
         """Whether this process reports the run; of several ranks one does."""
-        return self._rank.tells
+        return self._rank.is_reporter
 
     @property
     def restarts(self) -> bool:
@@ -151,7 +154,9 @@ class ClusterRun:
             UsageError: an option is invalid or needs ``--gpus``.
         """
         setup = self._setup
-        return self._options.placement.placing(setup.launch.argv, setup.pinned, setup.outer_pid)
+        return self._options.placement.device_assignment(
+            setup.launch.argv, setup.pinned, setup.outer_pid
+        )
 
     def ended_by_us(self) -> EndedByUs | None:
         """Return why oomguard ended the last attempt, or None if it ended on its own."""
@@ -167,7 +172,7 @@ class ClusterRun:
 
     def reporting_errors(self) -> AbstractContextManager[None]:
         """Return a context that reports an error which ends the run before its command starts."""
-        return self._server.telling_errors(self._scheduler.tell_error)
+        return self._server.reporting_errors(self._scheduler.report_error)
 
     def classify(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the exit status that the user chose."""
@@ -175,11 +180,11 @@ class ClusterRun:
 
     def report_end(self, outcome: Outcome) -> None:
         """Report the end of this process's command to systemd and Kubernetes."""
-        self._server.tell(outcome)
+        self._server.report_end(outcome)
 
     def report_to_scheduler(self, outcome: Outcome) -> None:
         """Report the end of the whole run to the scheduler."""
-        self._scheduler.tell(outcome)
+        self._scheduler.report_end(outcome)
 
     def requeue(self, outcome: Outcome) -> None:
         """Requeue the job if its next start may fit; call it last."""

@@ -185,9 +185,8 @@ class _Sampler:
                 for sampled in due:
                     self._due[sampled] = now_s + sampled.sample_every_s
                 if due:
-                    with contextlib.suppress(
-                        Exception
-                    ):  # a lost device costs this sample, not the user's work
+                    with contextlib.suppress(Exception):
+                        # A lost device costs this sample, not the user's work.
                         values = readings.now()
                 is_last_wait = not self._due
                 self._waits_until_s = min(self._due.values(), default=now_s + _STAYS_S)
@@ -285,9 +284,8 @@ class WatchMeasurement:
         )
 
     def _ask_limits_of(self, values: Bytes) -> None:
-        self.limits = (
-            self.limits | readings.limits()
-        )  # make a new dictionary: finished rows keep the old one
+        # Make a new dictionary: finished rows keep the old one.
+        self.limits = self.limits | readings.limits()
         self._limits_asked_of.update(values)
 
     def _rise_to(self, values: Bytes) -> None:

@@ -64,13 +64,13 @@ class InactiveUseWarnings:
     """Warn once about a span and once about a mark, because a loop may make a million."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def tell(self, kind: str, label: object) -> None:
+    def warn(self, kind: str, label: object) -> None:
         """Log a warning; the user's work continues."""
-        if kind in self._told or disabled():
+        if kind in self._warned or disabled():
             return
-        self._told.add(kind)
+        self._warned.add(kind)
         from oomguard.core.log import get_logger
 
         hint = (
@@ -86,10 +86,11 @@ class InactiveUseWarnings:
 
 # A user's file is written completely, or stays as it was.
 
+# /dev/stdout may be a file that others write too.
 _OPEN_FILES: Final = {
     Path("/dev"),
     Path("/proc"),
-}  # /dev/stdout may be a file that others write too
+}
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OTHER_PICTURES: Final = {
     ".pdf",
@@ -611,7 +612,7 @@ class Watch:
         if self._entered:
             without_mistake(self._mark, str(label))
         else:
-            without_mistake(self._outside.tell, "mark", label)
+            without_mistake(self._outside.warn, "mark", label)
 
     def span(self, label: object) -> Span:
         """Record a row for a phase of your own. Warns if the watch is not active.
@@ -722,7 +723,7 @@ class Watch:
     def row(self, what: object, kind: str) -> AbstractContextManager[object]:
         """Return a context that records its block as a row; outside the watch it does nothing."""
         if not self._entered:
-            without_mistake(self._outside.tell, kind, what)
+            without_mistake(self._outside.warn, kind, what)
             return contextlib.nullcontext()
         return ObservedBlock(functools.partial(self._open, str(what), kind, "", NO_SIZE))
 

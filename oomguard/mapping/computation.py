@@ -68,7 +68,7 @@ class FunctionCode:
         return self._code.hexdigest()
 
     def _read(self, function: types.FunctionType) -> None:
-        self._code.update(_told(function))
+        self._code.update(_code_bytes(function))
         self._take(self.closed, _closed(function), function)
         self._take(self.around, _from_module(function), function)
 
@@ -101,9 +101,9 @@ def _is_same(one: Any, other: Any) -> bool:
     )
 
 
-def _told(function: types.FunctionType) -> bytes:
+def _code_bytes(function: types.FunctionType) -> bytes:
     """Return a function's code as bytes, without file names, line numbers and its docstring."""
-    told: list[Any] = []
+    parts: list[Any] = []
     for part in _codes(function.__code__):
         consts = [const for const in part.co_consts if not _is_code(const)]
         if (
@@ -116,8 +116,8 @@ def _told(function: types.FunctionType) -> bytes:
             sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const)
             for const in consts
         ]
-        told.append((part.co_code, part.co_names, plain))
-    return repr(told).encode("utf-8", "surrogatepass")
+        parts.append((part.co_code, part.co_names, plain))
+    return repr(parts).encode("utf-8", "surrogatepass")
 
 
 def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -137,12 +137,12 @@ def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _from_module(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    names = {name for code in _codes(function.__code__) for name in code.co_names} - _stored(
-        function
-    )
-    yield from (
-        (name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__
-    )
+    names: set[str] = set()
+    for code in _codes(function.__code__):
+        names.update(code.co_names)
+    for name in sorted(names - _stored(function)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
 
 
 def _stored(function: types.FunctionType) -> set[str]:
@@ -405,7 +405,10 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
 def _hook(model: Any) -> str | None:
     """Return the name of a forward hook that the user added to a model or a module, or None."""
     for place, module in _modules(model):
-        for hook in (hook for kind in _HOOKS for hook in getattr(module, kind).values()):
+        hooks: list[Any] = []
+        for kind in _HOOKS:
+            hooks += getattr(module, kind).values()
+        for hook in hooks:
             function = getattr(hook, "func", hook)  # functools.partial
             package = (getattr(function, "__module__", None) or "").partition(".")[0]
             if package not in _KNOWN_HOOKS:
@@ -421,8 +424,8 @@ def _generation(model: Any) -> str | None:
     to_dict = getattr(getattr(model, "generation_config", None), "to_dict", None)
     if not callable(to_dict):
         return None
-    said = {name: value for name, value in to_dict().items() if name != "transformers_version"}
-    text = json.dumps(said, sort_keys=True, default=lambda value: type(value).__qualname__)
+    settings = {name: value for name, value in to_dict().items() if name != "transformers_version"}
+    text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
     return f"generation {_models_short(text)}"
 
 
@@ -455,26 +458,27 @@ def _weights(model: Any) -> str | None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         return None
-    told = blake2b(digest_size=_DIGEST_BYTES)
+    hasher = blake2b(digest_size=_DIGEST_BYTES)
     read = False
     try:
         with torch.no_grad(), torch_memory.on_host():
             for name, module in model.named_modules():
                 for own, weight in _models_stored(module):
-                    told.update(f"{name}.{own} {weight.dtype} {tuple(weight.shape)}".encode())
+                    hasher.update(f"{name}.{own} {weight.dtype} {tuple(weight.shape)}".encode())
                     values = weight.detach().reshape(-1)
                     values = values[:: max(1, values.numel() // _SAMPLED)].to("cpu").contiguous()
-                    told.update(values.view(torch.uint8).numpy().tobytes())
+                    hasher.update(values.view(torch.uint8).numpy().tobytes())
                     read = True
     except (
         RuntimeError,
         NotImplementedError,
         ValueError,
         TypeError,
-    ):  # on the meta device, or in a layout without strides
+    ):
+        # On the meta device, or in a layout without strides.
         return None
     if read:
-        return f"weights {told.hexdigest()}"
+        return f"weights {hasher.hexdigest()}"
     return None
 
 
@@ -544,10 +548,12 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
     plain = plain_function(function)
     code = None
     is_said = identity is not None
-    said = {} if identity is None else _checked(identity)
+    given = {} if identity is None else _checked(identity)
     parts: dict[str, Any] = {"function": _full_name(function)}
     parts |= {
-        name: _said(name, value) for name, value in said.items() if (name, value) != _ANY_CODE
+        name: _given_identity(name, value)
+        for name, value in given.items()
+        if (name, value) != _ANY_CODE
     }
     found = {
         name: known
@@ -559,11 +565,11 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
     elif plain is not None:
         read = FunctionCode(plain, decorators)
         closed = _scalars(read.closed)
-        found = {name: value for name, value in closed.items() if name not in said} | found
+        found = {name: value for name, value in closed.items() if name not in given} | found
         if plain.__name__ == "<lambda>":
             found[CODE] = read.digest  # its name is shared by many functions
-        if "code" not in said:
-            replaced = {name: value for name, value in closed.items() if name in said}
+        if "code" not in given:
+            replaced = {name: value for name, value in closed.items() if name in given}
             held = _containers(read.closed)[0] | _containers(read.around)[0]
             values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
@@ -663,7 +669,7 @@ def _checked(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     return identity
 
 
-def _said(name: str, value: Any) -> Any:
+def _given_identity(name: str, value: Any) -> Any:
     try:
         return _short(value)
     except UnknownContentError as error:

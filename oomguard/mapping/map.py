@@ -260,12 +260,12 @@ def _tell_of_others(own: Computation, others: Iterable[str], count: int) -> None
         if not nearest or len(found) <= len(nearest):  # the latest one of equally similar ones
             nearest = found
             name = json.loads(other)["function"]
-    told = {"others": count, "differs": "; ".join(nearest)}
+    fields = {"others": count, "differs": "; ".join(nearest)}
     if own.code is not None and len(nearest) == 1 and nearest[0].startswith("function "):
-        told["hint"] = (
+        fields["hint"] = (
             f'if only the name changed, continue with identity={{"function": "{name}", ...}}'
         )
-    get_logger().warning("the store has no result of this computation", **told)
+    get_logger().warning("the store has no result of this computation", **fields)
 
 
 def _tell_of_code(own: str, codes: Iterable[str], count: int) -> None:

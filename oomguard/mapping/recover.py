@@ -103,9 +103,8 @@ def _computations(database: sqlite3.Connection) -> Iterator[tuple[int, Computati
     for number, digest, described, codes in database.execute(
         "SELECT id, digest, described, code FROM computation"
     ):
-        with contextlib.suppress(
-            ValueError, AttributeError
-        ):  # damaged, so its results have no known identity
+        with contextlib.suppress(ValueError, AttributeError):
+            # Damaged, so its results have no known identity.
             yield (
                 number,
                 Computation(digest, described.decode(), ""),

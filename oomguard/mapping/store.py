@@ -125,7 +125,7 @@ class ResultStore:
     def __init__(self, path: Path, claims: Claims | None = None) -> None:
         self.path = path
         self.network = network_file_system(path)
-        with self._telling(), nullcontext() if claims is None else claims.opening():
+        with self._explaining(), nullcontext() if claims is None else claims.opening():
             if claims is None:
                 mode = "rw"
             else:
@@ -174,7 +174,7 @@ class ResultStore:
 
     def number(self, computation: Computation) -> int:
         """Return the number of a computation, adding a new one."""
-        with self._telling():
+        with self._explaining():
             row = (computation.digest, computation.described)
             self._database.execute(
                 "INSERT OR IGNORE INTO computation (digest, described) VALUES (?, ?)", row
@@ -184,7 +184,7 @@ class ResultStore:
 
     def counts(self) -> dict[int, int]:
         """Return the number of results of each computation."""
-        with self._telling():
+        with self._explaining():
             return dict(
                 self._database.execute(
                     "SELECT computation, count(*) FROM result GROUP BY computation"
@@ -193,13 +193,13 @@ class ResultStore:
 
     def described(self, computation: int) -> str:
         """Return the description of a computation, as JSON."""
-        with self._telling():
+        with self._explaining():
             asked = "SELECT described FROM computation WHERE id = ?"
             return str(self._database.execute(asked, (computation,)).fetchone()[0])
 
     def codes(self, computation: int) -> list[str]:
         """Return all versions of the code that computed results of a computation."""
-        with self._telling():
+        with self._explaining():
             asked = "SELECT code FROM computation WHERE id = ?"
             return [
                 str(code)
@@ -216,7 +216,7 @@ class ResultStore:
     def find(self, computation: int, keys: Sequence[Key]) -> dict[Key, int]:
         """Return the rows of the existing results among these keys."""
         found: dict[Key, int] = {}
-        with self._telling():
+        with self._explaining():
             for start in range(0, len(keys), ASKED_AT_ONCE):
                 part = keys[start : start + ASKED_AT_ONCE]
                 items = {item for item, _ in part}
@@ -230,7 +230,7 @@ class ResultStore:
 
     def after(self, computation: int, row: int, most: int) -> list[tuple[int, bytes, int]]:
         """Return the next results of a computation in storage order: row, item, occurrence."""
-        with self._telling():
+        with self._explaining():
             asked = (
                 "SELECT id, item, occurrence FROM result NOT INDEXED WHERE id > ? AND computation "
                 "= ? ORDER BY id LIMIT ?"
@@ -253,9 +253,8 @@ class ResultStore:
                 [(row, computation, *key) for row, (key, _, _) in zip(rows, results, strict=True)],
             )
             new = set(rows)
-            if put.rowcount != len(
-                results
-            ):  # another worker stored one without a claim, because someone deleted the lock file
+            if put.rowcount != len(results):
+                # Another worker stored one without a claim, because someone deleted the lock file.
                 found = self.find(computation, [key for key, _, _ in results])
                 rows = [found[key] for key, _, _ in results]
             many(
@@ -278,7 +277,7 @@ class ResultStore:
 
     def failures(self, computation: int, since: float) -> dict[Key, tuple[bool, str]]:
         """Return the failures since a time in Unix seconds: whether it never fits, and the error."""
-        with self._telling():
+        with self._explaining():
             asked = (
                 "SELECT item, occurrence, never_fits, error FROM failure WHERE computation = ? AND "
                 "failed_at >= ?"
@@ -294,7 +293,7 @@ class ResultStore:
         found: dict[int, tuple[str, bytes]] = {}
         asked = "SELECT id, form, crc32, content FROM value WHERE id IN ({})"
         wanted = list(rows)
-        with self._telling():
+        with self._explaining():
             for start in range(0, len(wanted), ASKED_AT_ONCE):
                 part = wanted[start : start + ASKED_AT_ONCE]
                 for row, form, crc32, content in self._database.execute(
@@ -321,32 +320,31 @@ class ResultStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._telling():
+        with self._explaining():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
             except BaseException:
-                with contextlib.suppress(
-                    sqlite3.Error
-                ):  # SQLite has already rolled back if the disk is full
+                with contextlib.suppress(sqlite3.Error):
+                    # SQLite has already rolled back if the disk is full.
                     self._database.execute("ROLLBACK")
                 raise
             self._database.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _explaining(self) -> Iterator[None]:
         """Convert SQLite's errors to errors that say what to do."""
         try:
             yield
         except (sqlite3.Error, OverflowError) as error:
-            told = _told(error)
+            entry = _error_entry(error)
             raise StoreError(
-                f"{self.path}: {told['what']} ({error})",
-                hint=told["hint"].replace("PATH", str(self.path)),
+                f"{self.path}: {entry['what']} ({error})",
+                hint=entry["hint"].replace("PATH", str(self.path)),
             ) from None
 
 
-def _told(error: Exception) -> Mapping[str, Any]:
+def _error_entry(error: Exception) -> Mapping[str, Any]:
     name = getattr(error, "sqlite_errorname", None) or ""
     if isinstance(error, (sqlite3.DataError, OverflowError)):
         name = "SQLITE_TOOBIG"

@@ -94,7 +94,9 @@ class Tally:
 
 def prediction_errors(attempt: Attempt) -> dict[str, float]:
     """Return by fact the relative difference between an attempt's measured and predicted value."""
-    predicted = {fact: value for patch in attempt.patches for fact, value in patch.predicts.items()}
+    predicted: dict[str, float] = {}
+    for patch in attempt.patches:
+        predicted.update(patch.predicts)
     return {
         fact: attempt.measured[fact] / value - 1
         for fact, value in predicted.items()

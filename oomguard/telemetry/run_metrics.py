@@ -79,9 +79,8 @@ def parse_target(text: str) -> HttpAddress | Path:
                 f"--metrics {text} is a folder",
                 hint=f"name a file in it: {text}/oomguard{SUFFIX}",
             )
-        if path.is_symlink() or (
-            path.exists() and not path.is_file()
-        ):  # a loop of links, or a device, which a file would replace
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # A loop of links, or a device, which a file would replace.
             raise UsageError(f"--metrics {text} is not a regular file", hint="name another file")
         return path
     address = parse_address(text, LOCAL)

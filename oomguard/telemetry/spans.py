@@ -68,8 +68,8 @@ def of_attempt(attempt: Attempt) -> Attributes:
     found: Attributes = {"oomguard.attempt.number": attempt.number, **of_settings(attempt)}
     if attempt.exit_status is not None:
         found["process.exit.code"] = attempt.exit_status
-    predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
-    found |= {f"oomguard.predicted.{name}": value for name, value in predicted.items()}
+    for patch in attempt.patches:
+        found |= {f"oomguard.predicted.{name}": value for name, value in patch.predicts.items()}
     return found | {f"oomguard.measured.{name}": value for name, value in attempt.measured.items()}
 
 
@@ -284,9 +284,8 @@ class _SdkLogCollector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage().partition("\n")[0]
-        self.are_lost = (
-            self.are_lost or record.levelno >= logging.ERROR
-        )  # the SDK tries again after a warning
+        # The SDK tries again after a warning.
+        self.are_lost = self.are_lost or record.levelno >= logging.ERROR
 
 
 def _names() -> list[str]:

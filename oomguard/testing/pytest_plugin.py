@@ -99,18 +99,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _LINE)
 
 
-@pytest.hookimpl(
-    hookwrapper=True
-)  # newer hook wrappers need pluggy 1.2, but this plugin supports pytest 7.0
+# newer hook wrappers need pluggy 1.2, but this plugin supports pytest 7.0
+@pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report() -> Generator[None, Result[pytest.CollectReport]]:
     """Refuse a file or class with an invalid marker, and name each such test."""
     report = (yield).get_result()
-    wrong = [
-        line
-        for node in report.result or ()
-        if isinstance(node, pytest.Item)
-        for line in _mistakes(node)
-    ]
+    wrong: list[str] = []
+    for node in report.result or ():
+        if isinstance(node, pytest.Item):
+            wrong += _mistakes(node)
     if report.passed and wrong:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
 
@@ -187,7 +184,7 @@ def _mistakes(item: pytest.Item) -> Generator[str]:
         try:
             _limit(marker)
         except SettingError as error:
-            yield f"{item.nodeid}: {_told(error)}"
+            yield f"{item.nodeid}: {_message(error)}"
 
 
 def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDevice:
@@ -215,11 +212,11 @@ def _checked(marker: pytest.Mark) -> DeviceLimit:
     try:
         return _limit(marker)
     except SettingError as error:
-        told = _told(error)
-    pytest.fail(told, pytrace=False)
+        message = _message(error)
+    pytest.fail(message, pytrace=False)
 
 
-def _told(error: SettingError) -> str:
+def _message(error: SettingError) -> str:
     if error.hint:
         return f"{error}; {error.hint}"
     return str(error)

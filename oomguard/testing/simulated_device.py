@@ -246,9 +246,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors now, such as a model's weights before its first call."""
         for tensor in tensors:
-            with (
-                torch._C._DisableTorchDispatch()
-            ):  # sparse tensors report their parts only through operations
+            with torch._C._DisableTorchDispatch():
+                # Sparse tensors report their parts only through operations.
                 self._storages.adopt(tensor)
 
     def place(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -284,9 +283,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         for leaf in tree_leaves((args, kwargs or {})):
             self._storages.adopt(leaf)
         tried = self._settle(before)
-        if (
-            tried is not None
-        ):  # weights on first use or a storage that grew may already exceed the device
+        if tried is not None:
+            # Weights on first use or a storage that grew may already exceed the device.
             self._fail(self.live_bytes - tried, tried)
         before = self.live_bytes
         out = func(*args, **(kwargs or {}))

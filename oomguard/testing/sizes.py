@@ -8,10 +8,16 @@ from typing import Final
 
 from oomguard.core.errors import SettingError
 
-_UNITS: Final[dict[str, int]] = {"b": 1} | {
-    f"{letter}{end}": int(factor**power)
-    for power, letter in enumerate("kmgt", start=1)
-    for end, factor in (("b", 1000), ("ib", 1024))
+_UNITS: Final = {
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
 }
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*\Z")
 

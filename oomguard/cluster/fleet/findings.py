@@ -89,17 +89,17 @@ def last_moment(lines: Iterable[str], modified_at: float | None) -> float | None
     return next((at for at in found if at is not None), None)
 
 
-def _of_year(told: Mapping[str, str | None], modified_at: float) -> float | None:
-    name = told.get("name")
+def _of_year(stamp: Mapping[str, str | None], modified_at: float) -> float | None:
+    name = stamp.get("name")
     if name is not None and name not in _MONTHS:
         return None
     if name:
         month = _MONTHS.index(name) + 1
     else:
-        month = int(told["month"] or 0)
+        month = int(stamp["month"] or 0)
     year = datetime.datetime.fromtimestamp(modified_at).astimezone().year
     for candidate in (year + 1, year, year - 1):
-        at = _unix_s(f"{candidate}-{month:02d}-{int(told['day'] or 0):02d}T{told['time']}")
+        at = _unix_s(f"{candidate}-{month:02d}-{int(stamp['day'] or 0):02d}T{stamp['time']}")
         if at is not None and at <= modified_at + _AHEAD_S:
             return at
     return None
@@ -112,7 +112,8 @@ def _unix_s(text: str) -> float | None:
         ValueError,
         OverflowError,
         OSError,
-    ):  # an impossible date or year
+    ):
+        # An impossible date or year.
         return None
 
 
@@ -307,7 +308,11 @@ def _finding(
     source: str, writer: Writer, incident: Incident, modified_at: float | None
 ) -> IncidentSummary:
     at = _printed_at(source, incident, modified_at)
-    clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
+    clock: Clock | None = None
+    if at is not None:
+        clock = "line"
+    elif modified_at is not None:
+        clock = "file"
     if incident.causes:
         cause = incident.causes[0]
     else:
@@ -386,10 +391,10 @@ def _printed_at(source: str, incident: Incident, modified_at: float | None) -> f
         and (at := _collected_at(source, incident.location.byte)) is not None
     ):
         return at
-    for evidence in (
-        *incident.evidence,
-        *(line for cause in incident.causes for line in cause.evidence),
-    ):
+    lines = list(incident.evidence)
+    for cause in incident.causes:
+        lines += cause.evidence
+    for evidence in lines:
         if evidence.line is not None and (at := moment_of(evidence.text, modified_at)) is not None:
             return at
     before, line, _ = _around(source, incident.location.byte)

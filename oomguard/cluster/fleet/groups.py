@@ -115,7 +115,7 @@ def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
         causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED]
     else:
         causes = []
-    beside = {_both(one.source): one for one in reversed(causes)}
+    by_output = {_both(one.source): one for one in reversed(causes)}
     workers: dict[tuple[str | None, str | None], IncidentSummary] = {
         (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
     }
@@ -125,7 +125,7 @@ def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     again: dict[int, IncidentSummary] = {}
     for one in dead:
         pid = one.writer.pid or _pid(one)
-        cause = beside.get(_both(one.source)) or workers.get((one.writer.session, pid))
+        cause = by_output.get(_both(one.source)) or workers.get((one.writer.session, pid))
         if cause is None and one.writer.pid is None:
             cause = sessions.get(one.writer.session)
         if cause is not None and cause.source != one.source:
@@ -267,6 +267,11 @@ def _order(group: IncidentGroup) -> tuple[object, ...]:
 
 def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     first = same[0]
+    sources: set[str] = set()
+    repetitions: list[tuple[str, int | None]] = []
+    for one in same:
+        sources.update(_sources(one))
+        repetitions += one.told_again
     times = [one.at for one in same if one.at is not None]
     writers = Counter(words for one in same if (words := one.writer.words))
     refused = Counter(one.refused for one in same if one.refused is not None)
@@ -280,7 +285,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
         first.framework,
         first.version,
         len(same),
-        len({source for one in same for source in _sources(one)}),
+        len(sources),
         min(times, default=None),
         max(times, default=None),
         _fix([one for one in same if one.refused is None]),
@@ -288,7 +293,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
         tuple(ordered[:_MOST_WRITERS]),
         max(0, len(ordered) - _MOST_WRITERS),
         min(same, key=lambda one: (one.at is None, one.at or 0.0, one.source, one.line or 0)),
-        tuple(place for one in same for place in one.told_again),
+        tuple(repetitions),
     )
 
 

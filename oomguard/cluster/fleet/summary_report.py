@@ -32,28 +32,28 @@ def headline(summary: FleetSummary) -> str:
 
 def sentences(summary: FleetSummary) -> list[str]:
     """Return the lines below the table: the best patch, what was left out, whose clocks apply."""
-    told = []
+    lines = []
     if (best := summary.best) is not None and best.fix is not None:
-        flags = " ".join(_told_as(change) for change in best.fix.changes)
+        flags = " ".join(_flag_of(change) for change in best.fix.changes)
         if best.model:
             whose = f" of {best.model}"
         else:
             whose = ""
         share = f"{best.fix.fixes:,} of {_counted(summary.incidents, 'incident')}"
-        told.append(f"would have fixed most: {flags}{whose} ({share})")
+        lines.append(f"would have fixed most: {flags}{whose} ({share})")
     if summary.left_out:
-        told.append(
+        lines.append(
             f"left out because they are older than --since: {_counted(summary.left_out, 'input')}"
         )
     if summary.unread:
-        told.append(f"could not be read: {_counted(summary.unread, 'input')}")
+        lines.append(f"could not be read: {_counted(summary.unread, 'input')}")
     by_file = sum(group.example.clock == "file" for group in summary.groups)
     if by_file:
-        told.append(
+        lines.append(
             f"the times of {_counted(by_file, 'group')} come from the files, because the lines "
             "have none"
         )
-    return drawn(told)
+    return drawn(lines)
 
 
 def rows(summary: FleetSummary) -> list[tuple[str, ...]]:
@@ -83,7 +83,7 @@ def fix_words(group: IncidentGroup) -> str:
         return "\n".join(
             ["no change that you permit", *refused] if refused else ["no value could be solved"]
         )
-    lines = [_told_as(change) for change in group.fix.changes]
+    lines = [_flag_of(change) for change in group.fix.changes]
     if group.fix.fixes == group.incidents:
         count = "all"
     else:
@@ -91,7 +91,7 @@ def fix_words(group: IncidentGroup) -> str:
     return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}", *refused])
 
 
-def _told_as(change: SettingChange) -> str:
+def _flag_of(change: SettingChange) -> str:
     return change.as_flag or f"{change.setting}={change.new}"
 
 

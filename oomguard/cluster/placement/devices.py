@@ -80,7 +80,10 @@ class DeviceSlot:
 
 def device_slots(survey: Survey) -> tuple[DeviceSlot, ...]:
     """Return all devices of a machine in PCI bus order, including unusable ones."""
-    return tuple(place for gpu in survey.gpus for place in _places(gpu))
+    slots: list[DeviceSlot] = []
+    for gpu in survey.gpus:
+        slots += _places(gpu)
+    return tuple(slots)
 
 
 def _places(gpu: Gpu) -> Iterator[DeviceSlot]:

@@ -86,8 +86,8 @@ def inspect_devices(folder: LeaseFolder, environ: Mapping[str, str]) -> DeviceOv
     seen = tuple(
         DeviceStatus(place, leases.get(place.key), place in limit.places) for place in places
     )
-    told = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
-    return DeviceOverview(found, seen, folder, known, tuple(text for text in told if text))
+    hidden = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
+    return DeviceOverview(found, seen, folder, known, tuple(text for text in hidden if text))
 
 
 def _hidden(

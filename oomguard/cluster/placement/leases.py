@@ -95,9 +95,9 @@ class LockFile:
         answer = self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK)
         return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
-    def write(self, told: dict[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> None:
         """Write who holds the lock, and why."""
-        text = json.dumps(told).encode()
+        text = json.dumps(record).encode()
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, text, 0)
 
@@ -163,10 +163,10 @@ class Lease:
     until: str | None
 
     @classmethod
-    def told(cls, told: Mapping[str, Any]) -> Lease:
+    def from_record(cls, record: Mapping[str, Any]) -> Lease:
         """Read a holder's record, which any user may have written."""
         pid, command, since, until = (
-            told.get(name) for name in ("pid", "command", "since_s", "until")
+            record.get(name) for name in ("pid", "command", "since_s", "until")
         )
         return cls(
             pid if isinstance(pid, int) else None,
@@ -255,7 +255,7 @@ class LeaseFolder:
                     continue
                 with contextlib.closing(self.lock(key)) as lock:
                     if lock.is_taken():
-                        found[key] = Lease.told(lock.read())
+                        found[key] = Lease.from_record(lock.read())
         return found
 
     def take(self, keys: Iterable[str], command: str, until: str) -> dict[str, LockFile] | None:

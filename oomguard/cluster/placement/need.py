@@ -274,9 +274,8 @@ def _fitness(start: CommandStart, device: TargetDevice) -> Fitness:
         budget = start.on(device)
     except UsageError as error:  # the engine would refuse these settings on any device
         return Fitness(fits=False, reason=str(error))
-    lacks_free = (
-        budget.requested_bytes > device.total_bytes - budget.not_free_bytes
-    )  # these numbers have no uncertainty
+    # These numbers have no uncertainty.
+    lacks_free = budget.requested_bytes > device.total_bytes - budget.not_free_bytes
     surely_not = not budget.fits and (
         lacks_free or budget.margin_bytes + budget.uncertainty_bytes < 0
     )

@@ -29,7 +29,7 @@ class PlacementOptions:
     lease_folder: str | None
     own: tuple[str, ...] = ()
 
-    def placing(
+    def device_assignment(
         self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None
     ) -> DeviceAssignment:
         """Return the device assignment for the attempts of a run.

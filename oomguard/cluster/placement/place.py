@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
                 f"{name!r} names device {missing[0]}, but {_there(usable)}{hidden}",
                 hint="oomguard gpus",
             )
-    taken = {number: name for name, numbers in named.items() for number in numbers}
+    taken = set(itertools.chain.from_iterable(named.values()))
     left = sorted(
         (place for index, place in usable.items() if index not in taken),
         key=lambda p: not p.is_empty,

@@ -71,9 +71,8 @@ def rank_devices(
             size = -(place.free_bytes or 0)
         return not fitness.has_margin, not place.is_empty, size
 
-    return [
-        place for place, _ in sorted(kept, key=order)
-    ]  # sorted() is stable: equally good devices keep their order
+    # sorted() is stable: equally good devices keep their order.
+    return [place for place, _ in sorted(kept, key=order)]
 
 
 def choose_devices(
@@ -184,7 +183,7 @@ class QueueTicket:
                 self._lock = folder.lock(self.name)
                 self._lock.take()
 
-    def tell(self, count: int, usable: Sequence[str]) -> None:
+    def publish(self, count: int, usable: Sequence[str]) -> None:
         """Write which devices the command would take now."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
@@ -214,11 +213,11 @@ def earlier_starts(folder: LeaseFolder, own: QueueTicket | None) -> Iterator[Que
     for name in names:
         if own_name is not None and name >= own_name:
             return
-        if (told := _told(folder.path / name)) is not None:
-            yield told
+        if (start := _read_ticket(folder.path / name)) is not None:
+            yield start
 
 
-def _told(path: Path) -> QueuedStart | None:
+def _read_ticket(path: Path) -> QueuedStart | None:
     """Read a ticket, or return None if its process is gone or stopped.
 
     The ticket of a dead process is removed if permitted.
@@ -234,12 +233,12 @@ def _told(path: Path) -> QueuedStart | None:
             if not lock.is_taken():
                 path.unlink()
                 return None
-            told = lock.read()
+            record = lock.read()
     except OSError:
         return None
-    count = told.get("count")
-    usable = told.get("usable")
-    at_s = told.get("at_s")
+    count = record.get("count")
+    usable = record.get("usable")
+    at_s = record.get("at_s")
     if not (isinstance(count, int) and isinstance(usable, list) and isinstance(at_s, (int, float))):
         return None
     if time.monotonic() - at_s > _SILENT_S:
@@ -385,12 +384,12 @@ class Placer:
             )
 
         def tell(now: DeviceAvailability, count: int) -> None:
-            told = {
+            fields = {
                 "devices": count,
                 "at_most_s": round(wait_s),
                 "because": refusal.reasons_by_device(need, now),
             }
-            get_logger().warning("waiting for a device before the next attempt", **told)
+            get_logger().warning("waiting for a device before the next attempt", **fields)
 
         return self._in_turn(look, none_there, tell, stopped, wait_s)
 
@@ -430,7 +429,7 @@ class Placer:
                         raise none_there(now, count, waited_s)
                     is_first = ticket is None
                     ticket = ticket or QueueTicket(self.folder)
-                    ticket.tell(count, [place.key for place in now.usable])
+                    ticket.publish(count, [place.key for place in now.usable])
                 if is_first:
                     tell(now, count)
                 time.sleep(POLL_S)
@@ -498,15 +497,15 @@ class Placer:
     def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
         """Place a command while NVML does not answer: on the numbered devices, or unchanged."""
         log = get_logger()
-        told = {"reason": survey.failure, **({"driver": survey.driver} if survey.driver else {})}
+        fields = {"reason": survey.failure, **({"driver": survey.driver} if survey.driver else {})}
         places = devices_without_nvml(self.asked, self.environ)
         if places is None:
             log.warning(
                 "did not choose devices: NVML does not answer, so the command runs unchanged",
-                **told,
+                **fields,
             )
             return AssignedDevices((), {})
-        log.warning("did not check the devices of --gpus: NVML does not answer", **told)
+        log.warning("did not check the devices of --gpus: NVML does not answer", **fields)
         leased = self.folder.take([place.key for place in places], self.own.command, self.until)
         return AssignedDevices(places, variables_for(places, need), leased or {})
 

@@ -254,9 +254,8 @@ def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: DeviceAvailability) -
         for pid, size in (place.used_bytes_by_pid or {}).items()
     )
     reason = need.on(place).reason
-    if (
-        need.start is not None and place.free_bytes is not None
-    ):  # the engine's own CUDA context takes memory before the engine checks what is free
+    if need.start is not None and place.free_bytes is not None:
+        # The engine's own CUDA context takes memory before the engine checks what is free.
         reason = f"{reason} after the engine's own CUDA context is loaded ({place.room} before)"
     return f"{reason}; used by {users or 'processes that are not visible'}"
 

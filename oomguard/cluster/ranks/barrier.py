@@ -61,7 +61,7 @@ class RankBarrier:
         """Whether this rank decides for all."""
         return self.rank == LEADER
 
-    def say(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
         """Change some fields of this rank's message.
 
         Raises:
@@ -85,9 +85,8 @@ class RankBarrier:
             has_left = self._own.state == "left"
             is_there = self._own.to_text() == texts.pop(self.rank, None)
             if self._first_written_s is not None and not is_there and not has_left:
-                self._folder.write(
-                    self.rank, self._own.to_text()
-                )  # the last rank of an earlier job removed it
+                # The last rank of an earlier job removed it.
+                self._folder.write(self.rank, self._own.to_text())
             found = {
                 rank: doc
                 for rank, text in texts.items()
@@ -145,7 +144,7 @@ class RankBarrier:
     def leave(self) -> None:
         """Announce that this rank leaves the job."""
         with contextlib.suppress(OSError):
-            self.say(state="left")
+            self.update(state="left")
 
     def withdraw(self) -> None:
         """Remove this rank's message if it can no longer be written.

@@ -76,9 +76,8 @@ def started_s(pid: int) -> float | None:
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return (
-            None if fields[0] in _ENDED else float(fields[19])
-        )  # state and starttime: proc_pid_stat(5)
+        # The fields are state and starttime: proc_pid_stat(5).
+        return None if fields[0] in _ENDED else float(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 

@@ -90,7 +90,7 @@ class AgreementRound:
         Raises:
             OSError: this rank cannot report its result.
         """
-        self._meeting.say(number=self._own.number, state="ended", end=self._own)
+        self._meeting.update(number=self._own.number, state="ended", end=self._own)
         while not self._stopped():
             docs = self._meeting.look()
             leader = docs.get(LEADER)
@@ -108,7 +108,7 @@ class AgreementRound:
                 decision = self._without_leader(docs)
             if decision is not None:
                 if self._meeting.is_leader:
-                    self._meeting.say(decision=decision)
+                    self._meeting.update(decision=decision)
                 return decision
             time.sleep(max(_PAUSE_S, self._meeting.size / _RANKS_A_PAUSE))
         return None
@@ -116,9 +116,8 @@ class AgreementRound:
     def _of_leader(self, docs: dict[int, RankMessage]) -> Decision | None:
         ends = reported_ends(docs, self._own.number)
         waited_for = set(range(self._meeting.size)) - set(ends)
-        left = {
-            rank for rank, doc in docs.items() if doc.state == "left"
-        }  # without reporting its result
+        # These ranks left without reporting their result.
+        left = {rank for rank, doc in docs.items() if doc.state == "left"}
         gone = (self._meeting.lost() | left) & waited_for
         silent = gone or self._overdue(waited_for, _LEADER_RATIO)
         if waited_for and silent is None:
@@ -163,9 +162,8 @@ class AgreementRound:
             if is_over or self._met_nobody(self._timeout_s):
                 return waited_for
             return None
-        if (
-            self._own.how == "ran"
-        ):  # the others still work, unless their hosts are gone or no rank ever came
+        if self._own.how == "ran":
+            # The others still work, unless their hosts are gone or no rank ever came.
             is_over = self._met_nobody(_MET_S) or waited_for <= self._meeting.silent()
             if waited_for and is_over:
                 return waited_for
@@ -210,13 +208,13 @@ def start_together(
         OSError: a message cannot be read or written.
     """
     if is_able:
-        meeting.say(number=number, state="ready")
+        meeting.update(number=number, state="ready")
     if is_able:
         why = _why_not_together(meeting, number, timeout_s, stopped)
     else:
         why = "this rank is not ready"
     if why is not None:
-        meeting.say(state="left", number=number - 1)
+        meeting.update(state="left", number=number - 1)
     return why
 
 
@@ -426,7 +424,7 @@ class RankCoordinator:
         self._ends_badly: Callable[[], bool] | None = None
 
     @property
-    def tells(self) -> bool:
+    def is_reporter(self) -> bool:
         """Whether this rank reports the job and writes its journal in the normal case."""
         return self._rendezvous.launched.rank == LEADER
 
@@ -463,7 +461,7 @@ class RankCoordinator:
         if meeting is not None and self._why_off is None:
             try:
                 if stopped():
-                    meeting.say(number=own.number, state="ended", end=stopped_end(own))
+                    meeting.update(number=own.number, state="ended", end=stopped_end(own))
                     return Agreed(own.diagnosis)
                 end = rank_end(own, self._ended)
                 again = self._rendezvous.again
@@ -552,27 +550,27 @@ class RankCoordinator:
 
         rank = self._rendezvous.launched.rank
         size = self._rendezvous.launched.size
-        is_told = rank == LEADER or LEADER not in docs or LEADER in decision.absent
+        is_reported = rank == LEADER or LEADER not in docs or LEADER in decision.absent
         diagnosis = merged_diagnosis(
             decision, reported_ends(docs, own.number), own.diagnosis, rank, size
         )
-        if is_told and own.number > 1 and starts_once(own.tail):
+        if is_reported and own.number > 1 and starts_once(own.tail):
             hint = "put oomguard around the launcher: oomguard run -- mpirun …"
             get_logger().error(
                 "the program cannot restart under its launcher, which allows MPI_Init only once",
                 hint=hint,
             )
-        if decision.absent and is_told:
+        if decision.absent and is_reported:
             if self._mirror is None:
                 problem = None
             else:
                 problem = self._mirror.problem()
             if problem is None:
-                beside = {}
+                extra = {}
             else:
-                beside = {"mirror": problem}
+                extra = {"mirror": problem}
             if len(docs) < size:
-                beside["hint"] = (
+                extra["hint"] = (
                     "start each rank with its own oomguard run; --rendezvous none runs each rank "
                     "alone"
                 )
@@ -580,13 +578,12 @@ class RankCoordinator:
                 then = ": no rank restarts"
             else:
                 then = ""
-            tell = (
-                get_logger().error if decision.silent or rank != LEADER else get_logger().warning
-            )  # the other ranks report only errors
-            tell(f"{absent_in_words(decision)}{then}", **beside)
-        elif decision.why and decision.first is not None and is_told:
+            # The other ranks report only errors.
+            tell = get_logger().error if decision.silent or rank != LEADER else get_logger().warning
+            tell(f"{absent_in_words(decision)}{then}", **extra)
+        elif decision.why and decision.first is not None and is_reported:
             get_logger().warning(f"no rank restarts: {decision.why}")
-        elif decision.again and is_told:
+        elif decision.again and is_reported:
             log_repeated_effects(reported_ends(docs, own.number))
             if (why := self._why_apart()) is not None and len(
                 {doc.host for doc in docs.values()}
@@ -603,7 +600,7 @@ class RankCoordinator:
             again,
             decision.variables,
             decision_record(decision, size),
-            is_told,
+            is_reported,
             left,
             is_left,
         )
@@ -644,12 +641,12 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     patches = tuple(patch_dict(patch) for patch in own.patches)
     failed_s = own.failed_s if is_oom else None
     did = own.did
-    told = (
+    effects = (
         side_effects_row(did.seen),
         did.idempotent,
         did.own_files,
         policy_row(did.policy, did.chosen),
     )
     return RankEnd(
-        own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told
+        own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *effects
     )

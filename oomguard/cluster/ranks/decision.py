@@ -118,7 +118,9 @@ def side_effects_row(seen: SideEffects) -> Mapping[str, Any]:
 
 def side_effects_by_rank(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
     """Return the side effects of each rank's command, without oomguard's own files."""
-    own = {path for end in ends.values() for path in end.own_files}
+    own: set[str] = set()
+    for end in ends.values():
+        own.update(end.own_files)
     return {rank: _seen(end.seen, own) for rank, end in sorted(ends.items())}
 
 
@@ -358,12 +360,12 @@ def absent_in_words(decision: Decision) -> str:
     by_signal: dict[str, list[int]] = {}
     for rank, how in decision.stopped.items():
         by_signal.setdefault(how, []).append(int(rank))
-    told = [f"a signal ({how}) ended {ranks_in_words(ranks)}" for how, ranks in by_signal.items()]
-    told += [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
-    told += (
+    parts = [f"a signal ({how}) ended {ranks_in_words(ranks)}" for how, ranks in by_signal.items()]
+    parts += [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
+    parts += (
         [f"{ranks_in_words(quiet)} {'is' if len(quiet) == 1 else 'are'} silent"] if quiet else []
     )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def _all_ran(ends: Mapping[int, RankEnd]) -> bool:

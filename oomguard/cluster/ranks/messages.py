@@ -83,7 +83,8 @@ class MessageFolder:
             with (
                 contextlib.suppress(OSError),
                 os.scandir(folder) as entries,
-            ):  # list the folder, so that an NFS client asks its server
+            ):
+                # List the folder, so that an NFS client asks its server.
                 for entry in entries:
                     name, dot, end = entry.name.partition(".")
                     if (
@@ -272,10 +273,11 @@ class RankMessage:
 
     def to_text(self) -> str:
         """Return the message as one line of JSON."""
+        # The first message is written after the command has started.
         from oomguard.report.json import (
             json_line,
             plain_value,
-        )  # the first message is written after the command has started
+        )
 
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 

@@ -37,7 +37,7 @@ class RanksOptions:
     rendezvous: str | None
     timeout_s: float
 
-    def beside(
+    def support(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, *, is_inside: bool
     ) -> RankSupport:
         """Return the coordination of this run; inside another run, the outer one coordinates.
@@ -106,9 +106,8 @@ class RanksOptions:
                 reason=str(error),
                 hint=error.hint,
             )
-            place = replace(
-                place, problem=str(error)
-            )  # a launcher's variables may not distinguish two jobs
+            # A launcher's variables may not distinguish two jobs.
+            place = replace(place, problem=str(error))
         return RankCoordinator(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
@@ -144,16 +143,16 @@ class RankSupport:
             self._job.close()
 
     @property
-    def tells(self) -> bool:
+    def is_reporter(self) -> bool:
         """Whether this process reports the run and writes its journal; only one rank does."""
-        return self._job is None or self._job.tells
+        return self._job is None or self._job.is_reporter
 
     @property
-    def speaks(self) -> bool | None:
+    def reports_for_all(self) -> bool | None:
         """Whether this process reports for all ranks, or None for a single process."""
         if self._job is None:
             return None
-        return self._job.tells
+        return self._job.is_reporter
 
     def may_reuse(self) -> bool:
         """Return whether the first attempt may begin with changes from the journal.

@@ -93,13 +93,13 @@ class RankLock:
             return None
         own_s = os.fstat(self._lock).st_mtime
         holders = [path for path in self._claims.iterdir() if path.name.isdigit()]
-        kinds = {str(_told(path).get("kind")) for path in holders}
+        kinds = {str(_read_record(path).get("kind")) for path in holders}
         latest_s = max((path.stat().st_mtime for path in holders), default=own_s)
         for path in refused:
             at_s = path.stat().st_mtime
             if at_s < own_s - _TOGETHER_S:  # a note from an earlier job
                 continue
-            is_another = len(kinds) == 1 and str(_told(path).get("kind")) not in kinds
+            is_another = len(kinds) == 1 and str(_read_record(path).get("kind")) not in kinds
             if len(holders) == self._size and (is_another or at_s > latest_s + _TOGETHER_S):
                 continue
             return (
@@ -154,7 +154,7 @@ class RankLock:
                 time.sleep(_PAUSE_S)  # the last rank of an earlier job checks or removes the folder
             if self._leaves_word:
                 (self._claims / f"{self._rank}{_REFUSED}").write_text(json.dumps(own))
-            return _told(self._claims / str(self._rank))
+            return _read_record(self._claims / str(self._rank))
         except OSError:  # no folder, or no support for locks
             return None
 
@@ -177,11 +177,11 @@ def _is_locked(file: int) -> bool:
     return True
 
 
-def _told(path: Path) -> Mapping[str, Any]:
+def _read_record(path: Path) -> Mapping[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        told = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        if isinstance(told, dict):
-            return told
+        record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        if isinstance(record, dict):
+            return record
         return {}
     return {}
 

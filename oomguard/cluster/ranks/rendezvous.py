@@ -114,11 +114,11 @@ def rendezvous(launched: RankIdentity, asked: str | None) -> Rendezvous:
     if launched.address is None or launched.port is None:
         why = f"{launched.launcher} does not set a meeting place: --rendezvous names {_FORMS}"
         return Rendezvous(launched, shared, problem=why)
-    beside = launched.port + (1 if launched.port < _LAST_PORT else -1)
+    neighbor_port = launched.port + (1 if launched.port < _LAST_PORT else -1)
     if launched.keeps_store:
         port = launched.port
     else:
-        port = beside
+        port = neighbor_port
     store = StoreAddress("torch", launched.address, port, not launched.keeps_store, _key(launched))
     return _mirrored(launched, store)
 
@@ -173,5 +173,5 @@ def _mirrored(launched: RankIdentity, store: StoreAddress) -> Rendezvous:
 
 
 def _key(launched: RankIdentity) -> str:
-    told: Any = (launched.launcher, launched.job, launched.size)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    identity: Any = (launched.launcher, launched.job, launched.size)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

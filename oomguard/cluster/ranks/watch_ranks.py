@@ -71,12 +71,12 @@ class RankMonitor:
     def _run(self) -> None:
         try:
             self.meeting = self._meet()
-            self.meeting.say(number=self._number, state="running")
+            self.meeting.update(number=self._number, state="running")
         except OSError as error:
             self.problem = error.strerror or str(error)
             return
         pause_s = _MEETING_PAUSE_S
-        is_told = False
+        is_reported = False
         while not self._over.wait(pause_s):
             try:
                 docs = self.meeting.look()
@@ -92,8 +92,8 @@ class RankMonitor:
             missing = self.meeting.missing()
             if not missing:
                 pause_s = max(_PAUSE_S, self.meeting.size / _RANKS_A_PAUSE)
-            elif not is_told and (why_apart := self._why_apart()) is not None:
-                is_told = True  # they may run on this host and start later
+            elif not is_reported and (why_apart := self._why_apart()) is not None:
+                is_reported = True  # they may run on this host and start later
                 if len(missing) == 1:
                     are = "is"
                 else:

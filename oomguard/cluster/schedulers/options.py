@@ -105,8 +105,8 @@ class SchedulerSupport:
         options: the scheduler options.
         health: the health monitor of the server, or None for another kind of command.
         is_inside: whether another run is around this one, which reports instead.
-        tells: whether this process reports for all ranks. None: it is not a rank; the first task of
-            a SLURM step reports.
+        reports_for_all: whether this process reports for all ranks. None: it is not a rank, and
+            the first task of a SLURM step reports.
 
     Raises:
         UsageError: ``--probes`` is not an address.
@@ -118,7 +118,7 @@ class SchedulerSupport:
         health: Health | None,
         *,
         is_inside: bool,
-        tells: bool | None = None,
+        reports_for_all: bool | None = None,
     ) -> None:
         self._options = options
         self._job = None
@@ -130,11 +130,11 @@ class SchedulerSupport:
             probes = _probes(self._options.probes, health)
             self.companions += () if probes is None else (probes,)
         if self._options.slurm_comment or self._options.slurm_requeue:
-            if tells is None:
+            if reports_for_all is None:
                 speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST
             else:
-                speaks = tells
-            if speaks or tells is not None:
+                speaks = reports_for_all
+            if speaks or reports_for_all is not None:
                 self._begun = _run_in_job(self._options)
             else:
                 self._begun = None
@@ -158,17 +158,17 @@ class SchedulerSupport:
 
         return by_cause(outcome)
 
-    def tell(self, outcome: Outcome) -> None:
+    def report_end(self, outcome: Outcome) -> None:
         """Write the end of the run into the job's comment."""
         if self._job is not None:
             from oomguard.cluster.serving.end_message import comment_of
 
             self._job.end(outcome, comment_of(outcome) if outcome.status else "oomguard: ended")
 
-    def tell_error(self, text: str) -> None:
+    def report_error(self, text: str) -> None:
         """Write into the job's comment why nothing ran."""
         if self._job is not None:
-            self._job.say_error(text)
+            self._job.report_error(text)
 
     def requeue(self, outcome: Outcome) -> None:
         """Requeue the job if its next start may fit; call this last."""
@@ -212,4 +212,4 @@ def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     job = job_of(os.environ, "the job comment is not set")
     if job is None:
         return None
-    return RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)
+    return RunInJob(job, options.slurm_requeue, shows_all=options.slurm_comment)

@@ -136,21 +136,21 @@ class SlurmJob:
     path: str | None
     component: str | None = None
 
-    def comment(self, *, tells: bool = True) -> str | None:
+    def comment(self, *, warns: bool = True) -> str | None:
         """Return the job's comment, or None if SLURM does not report it.
 
-        With ``tells``, log a warning in that case.
+        With ``warns``, log a warning in that case.
         """
         words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%i %k")
-        said = self._said(
-            words, ("could not read the job comment, so it stays unchanged"), tells=tells
+        answer = self._query(
+            words, ("could not read the job comment, so it stays unchanged"), warns=warns
         )
-        if said is None:
+        if answer is None:
             return None
-        lines = [line.partition(" ") for line in said.splitlines()] or [("", "", "")]
-        told = {name: text.strip() for name, _, text in lines}
-        if len(told) > 1:
-            comment = told.get(self.component or self.number)
+        lines = [line.partition(" ") for line in answer.splitlines()] or [("", "", "")]
+        comments = {name: text.strip() for name, _, text in lines}
+        if len(comments) > 1:
+            comment = comments.get(self.component or self.number)
         else:
             comment = lines[0][2].strip()
         if comment == _NO_COMMENT:
@@ -174,19 +174,19 @@ class SlurmJob:
             f"JobId={self.component or self.number}",
             f"Comment={' '.join(text.split())}",
         )
-        return self._said(words, "the job comment is not set", tells=not is_over) is not None
+        return self._query(words, "the job comment is not set", warns=not is_over) is not None
 
     def requeue(self) -> bool:
         """Requeue the job; return whether SLURM accepted that. SLURM then ends the job's
         processes.
         """
         return (
-            self._said(("scontrol", "requeue", self.number), "the job is not requeued") is not None
+            self._query(("scontrol", "requeue", self.number), "the job is not requeued") is not None
         )
 
-    def _said(self, words: Sequence[str], failure: str, *, tells: bool = True) -> str | None:
+    def _query(self, words: Sequence[str], failure: str, *, warns: bool = True) -> str | None:
         name = words[0]
-        not_done = partial(_not_done, tells=tells)
+        not_done = partial(_not_done, warns=warns)
         program = shutil.which(name, path=self.path)
         if program is None:
             return not_done(failure, f"no {name} on PATH")
@@ -204,9 +204,9 @@ class SlurmJob:
         except (OSError, ValueError) as error:
             return not_done(failure, str(error))
         if ran.returncode:
-            said = " ".join((ran.stderr or ran.stdout).split())[:200]
+            output = " ".join((ran.stderr or ran.stdout).split())[:200]
             ended = f"{name} ended with {status_in_words(ran.returncode)}"
-            return not_done(failure, f"{ended}: {said}" if said else ended)
+            return not_done(failure, f"{ended}: {output}" if output else ended)
         return ran.stdout.strip()
 
 
@@ -238,9 +238,9 @@ def job_of(environ: Mapping[str, str], failure: str) -> SlurmJob | None:
     return SlurmJob(number, times, environ.get("PATH"), component)
 
 
-def _not_done(failure: str, reason: str, *, tells: bool = True) -> str | None:
+def _not_done(failure: str, reason: str, *, warns: bool = True) -> str | None:
     """Log what was not done, and return None as SLURM's missing answer."""
-    (get_logger().warning if tells else get_logger().debug)(failure, reason=reason)
+    (get_logger().warning if warns else get_logger().debug)(failure, reason=reason)
     return None
 
 
@@ -254,14 +254,14 @@ class RunInJob:
     Args:
         job: the job.
         most: the largest number of requeues; 0: never.
-        tells_all: whether the comment shows every attempt and end. If False, it holds only what the
+        shows_all: whether the comment shows every attempt and end. If False, it holds only what the
             job's next start needs.
     """
 
-    def __init__(self, job: SlurmJob, most: int, *, tells_all: bool = False) -> None:
+    def __init__(self, job: SlurmJob, most: int, *, shows_all: bool = False) -> None:
         self._job = job
         self._most = most
-        self._tells_all = tells_all
+        self._shows_all = shows_all
         self._is_over = threading.Event()
         self._settings: dict[str, FactValue] = {}
         self._setting = threading.Lock()
@@ -280,10 +280,10 @@ class RunInJob:
         if refused:
             log.warning("ignored some changes of the job's last start", settings=", ".join(refused))
         if patches:
-            told = {patch.setting: arrow(patch) for patch in patches}
+            changes = {patch.setting: arrow(patch) for patch in patches}
             log.info(
                 "beginning with the changes of the job's last start",
-                **told,
+                **changes,
                 restart=self._job.restarts,
             )
         return patches
@@ -309,7 +309,7 @@ class RunInJob:
         }
         self._end(text, is_over=outcome.is_stopped)
 
-    def say_error(self, text: str) -> None:
+    def report_error(self, text: str) -> None:
         """Write into the comment why nothing ran."""
         self._end(truncate_utf8(" ".join(text.split()), MOST_COMMENT_BYTES))
 
@@ -348,7 +348,7 @@ class RunInJob:
 
     def _say(self, text: str, after_s: float) -> None:
         """Set the comment in a thread, so that the command need not wait; the latest one wins."""
-        if not self._tells_all and not self._settings:
+        if not self._shows_all and not self._settings:
             return
         self._latest = text
 
@@ -362,10 +362,10 @@ class RunInJob:
 
     def _set(self, text: str, *, is_over: bool = False) -> None:
         """Set oomguard's part of the comment, or nothing if the current comment is unknown."""
-        if not self._tells_all and not self._settings and not self._job.restarts:
+        if not self._shows_all and not self._settings and not self._job.restarts:
             return
-        before = self._job.comment(tells=not is_over)
-        if before is None or not (self._tells_all or self._settings or is_ours(before)):
+        before = self._job.comment(warns=not is_over)
+        if before is None or not (self._shows_all or self._settings or is_ours(before)):
             return
         if self._most:
             comment = encode_comment(self._settings, text)

@@ -505,10 +505,10 @@ class ProgressMonitor:
             what = "the server has no counters"
         waited = f"a request has waited for {longest_s:.0f} s"
         if look.engines:
-            told = f"{waited} and {what} for {still_s:.0f} s"
+            text = f"{waited} and {what} for {still_s:.0f} s"
         else:
-            told = f"{waited} and {what}"
-        return EngineProblem(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
+            text = f"{waited} and {what}"
+        return EngineProblem(f"{text}{self._cpu(look)}", has_counters=bool(look.engines))
 
     def _cpu(self, look: HealthSample) -> str:
         """Return what is known about the processes' CPU time as the end of a message, or ""."""
@@ -565,7 +565,7 @@ class ServerWatch:
         while not self.over.wait(every_s):
             finding = progress.see(self._look())
             if finding is None:
-                self.health.goes_on()
+                self.health.record_progress()
             elif self._holds(finding, progress) and self.health.found(finding, self.over):
                 return
 
@@ -603,7 +603,7 @@ class ServerWatch:
             left = "the waiting time of requests, and the CPU time of its processes"
         else:
             left = "nothing"
-        self.health.cannot_see(why, left=left)
+        self.health.warn_unwatched(why, left=left)
 
     def _holds(self, finding: EngineProblem, progress: ProgressMonitor) -> bool:
         """Return whether a problem is real: no other explanation, or the test request fails."""
@@ -632,11 +632,11 @@ class ServerWatch:
             progress.forget(time.monotonic())
             return False
         if isinstance(answer, NoEngineAnswerError):
-            self.health.cannot_see("it accepts no test request", reason=answer.why)
+            self.health.warn_unwatched("it accepts no test request", reason=answer.why)
             return finding.is_counted
         # the front itself reports a dead engine
         if isinstance(answer, Answer) and answer.status < _SERVER_ERROR:
-            self.health.cannot_see("it accepts no test request", status=answer.status)
+            self.health.warn_unwatched("it accepts no test request", status=answer.status)
             return finding.is_counted
         return True
 
@@ -719,7 +719,7 @@ class Health:
     had_cores: bool = False
     _ended: EndedByUs | None = None
     _over: threading.Event = field(default_factory=threading.Event)
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def began(self, _number: int, launch: Launch, pid: int | None) -> None:
         """Start to watch the server of an attempt."""
@@ -732,7 +732,9 @@ class Health:
         if names is None or pid is None:
             return
         if address is None:
-            self.cannot_see("its command does not show its address", hint="give --host and --port")
+            self.warn_unwatched(
+                "its command does not show its address", hint="give --host and --port"
+            )
             self.is_ready = True  # readiness is unknown, and a client would wait for it forever
             return
         self._over = threading.Event()
@@ -766,7 +768,7 @@ class Health:
             if self._answers(server, names, pid, over) and self.limit_s > 0:
                 ServerWatch(self, server, names, pid, over, names.counts_nothing(argv)).watch()
         except Exception as error:  # noqa: BLE001 - the run goes on, whatever a server answers
-            self.cannot_see(f"{type(error).__name__}: {error}")
+            self.warn_unwatched(f"{type(error).__name__}: {error}")
 
     def _answers(
         self, server: Server, names: ServingNames, pid: int, over: threading.Event
@@ -776,9 +778,8 @@ class Health:
         is_ours = False
         while True:
             answer = server.ask(names.http["health"], limit_s=ANSWER_S)
-            if (
-                answer != NOBODY and not is_ours
-            ):  # any status counts, because another server may not know the path
+            if answer != NOBODY and not is_ours:
+                # Any status counts, because another server may not know the path.
                 listening = self._listening(server.address, pid)
                 if listening is False:
                     return False
@@ -786,7 +787,7 @@ class Health:
             if isinstance(answer, Answer) and answer.status == OK:
                 break
             if not isinstance(answer, Answer) and "SSL" in answer:
-                self.cannot_see("its TLS setup does not allow test requests", reason=answer)
+                self.warn_unwatched("its TLS setup does not allow test requests", reason=answer)
             if over.wait(_FIRST_LOOK_S):
                 return False
 
@@ -803,25 +804,27 @@ class Health:
         from oomguard.analyst.listeners import listening_at
 
         found = {bound: pids for bound, pids in listening_at(address).items() if pids}
-        pids = {one for each in found.values() for one in each}
+        pids = set().union(*found.values())
         if not pids or pids & {pid, *tree.descendants(pid)}:
             if pids:
                 return True
             return None
-        told = ", ".join(sorted(map(str, found)))
-        self.cannot_see("another server answers at its address", address=told, pids=sorted(pids))
+        addresses = ", ".join(sorted(map(str, found)))
+        self.warn_unwatched(
+            "another server answers at its address", address=addresses, pids=sorted(pids)
+        )
         return False
 
-    def cannot_see(self, why: str, **told: object) -> None:
+    def warn_unwatched(self, why: str, **fields: object) -> None:
         """Log once that the server cannot be watched completely."""
-        if why not in self._told:
-            self._told.add(why)
+        if why not in self._warned:
+            self._warned.add(why)
             log = get_logger()
-            if self.asked_for or "pids" in told:
+            if self.asked_for or "pids" in fields:
                 tell = log.warning
             else:
                 tell = log.debug
-            tell(f"oomguard may not see a hang of the server: {why}", **told)
+            tell(f"oomguard may not see a hang of the server: {why}", **fields)
 
     def found(self, finding: EngineProblem, over: threading.Event) -> bool:
         """Report a problem; return whether oomguard ended the server for it."""
@@ -838,7 +841,7 @@ class Health:
             self.end(over)
         return acts
 
-    def goes_on(self) -> None:
+    def record_progress(self) -> None:
         """Record that the server works, and log it after a problem.
 
         A server that is being stopped may also move, so that does not count.

@@ -151,7 +151,7 @@ class ServerSupport:
     ) -> None:
         self._options = options
         self._health: Health | None = None
-        self._told: SystemdNotifier | None = None
+        self._notifier: SystemdNotifier | None = None
         from oomguard.engines.registry import launcher_of
         from oomguard.engines.side_effects import is_server
 
@@ -170,13 +170,15 @@ class ServerSupport:
 
             systemd = take_systemd_socket(os.environ)
             if systemd is not None:
-                self._told = SystemdNotifier(systemd, self._health, end.is_stopped)
-                signals.on_stop = self._told.stopping
+                self._notifier = SystemdNotifier(systemd, self._health, end.is_stopped)
+                signals.on_stop = self._notifier.stopping
 
     @property
     def companions(self) -> tuple[Companion, ...]:
         """The listeners of each attempt."""
-        return tuple(companion for companion in (self._health, self._told) if companion is not None)
+        return tuple(
+            companion for companion in (self._health, self._notifier) if companion is not None
+        )
 
     def ended_by_us(self) -> EndedByUs | None:
         """Return why oomguard ended the last attempt, or None."""
@@ -189,17 +191,17 @@ class ServerSupport:
         """The health monitor of the server, or None for another kind of command."""
         return self._health
 
-    def tell(self, outcome: Outcome) -> None:
+    def report_end(self, outcome: Outcome) -> None:
         """Report the end of the run to systemd and in the termination message."""
-        if self._told is not None:
-            self._told.close(outcome.status)
+        if self._notifier is not None:
+            self._notifier.close(outcome.status)
         from oomguard.cluster.serving.end_message import message_of
 
         if not outcome.attempts[-1].succeeded:
             self._leave(partial(message_of, outcome))
 
     @contextlib.contextmanager
-    def telling_errors(self, also: Callable[[str], None]) -> Iterator[None]:
+    def reporting_errors(self, also: Callable[[str], None]) -> Iterator[None]:
         """Report an error that ends the run before its command starts; the error is raised again.
 
         Args:
@@ -208,8 +210,8 @@ class ServerSupport:
         try:
             yield
         except OomguardError as error:
-            if self._told is not None:
-                self._told.close(exit_status_of(error))
+            if self._notifier is not None:
+                self._notifier.close(exit_status_of(error))
             from oomguard.cluster.serving.end_message import message_of_error
 
             self._leave(partial(message_of_error, error))

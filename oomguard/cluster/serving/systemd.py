@@ -42,7 +42,7 @@ class SystemdSocket:
     address: str
     watchdog_s: float | None = None
 
-    def tell(self, **what: object) -> None:
+    def send(self, **what: object) -> None:
         """Send one message; ignore a missing receiver."""
         text = "\n".join(
             f"{name}={str(value).replace(chr(10), ' ')}" for name, value in what.items()
@@ -116,12 +116,12 @@ class SystemdNotifier:
             is_first = not self._was_stopped
             self._was_stopped = True
             if is_first:
-                self._systemd.tell(STOPPING=1, STATUS="stopping")
+                self._systemd.send(STOPPING=1, STATUS="stopping")
 
     def close(self, status: int) -> None:
         """Report that the run ends."""
         self._over.set()
-        self._systemd.tell(STOPPING=1, STATUS=f"ended with status {status}" if status else "ended")
+        self._systemd.send(STOPPING=1, STATUS=f"ended with status {status}" if status else "ended")
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s if self._was_ready else min(1.0, self._every_s)):
@@ -145,7 +145,7 @@ class SystemdNotifier:
         if health.is_ready and health.wrong is None:
             if not self._was_ready:
                 self._was_ready = True
-                self._systemd.tell(READY=1)
+                self._systemd.send(READY=1)
             self._say("serving")
         elif health.wrong is not None:
             self._say(health.wrong)
@@ -153,18 +153,18 @@ class SystemdNotifier:
         elif not self._goes_on():
             return
         elif not self._was_ready:
-            self._systemd.tell(EXTEND_TIMEOUT_USEC=int(_EXTENDED_S * _USEC))
+            self._systemd.send(EXTEND_TIMEOUT_USEC=int(_EXTENDED_S * _USEC))
         self._pulse()
 
     def _pulse(self) -> None:
         if self._systemd.watchdog_s is not None:
-            self._systemd.tell(WATCHDOG=1)
+            self._systemd.send(WATCHDOG=1)
 
     def _say(self, status: str) -> None:
         with self._lock:
             if status != self._status and not self._was_stopped:
                 self._status = status
-                self._systemd.tell(STATUS=status)
+                self._systemd.send(STATUS=status)
 
     def _goes_on(self) -> bool:
         """Return whether a start makes progress: its processes use CPU or read, or none exists

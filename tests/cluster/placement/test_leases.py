@@ -96,4 +96,4 @@ def test_locks_that_a_server_keeps_are_not_relied_on(tmp_path, monkeypatch):
 
 @each("told", [{}, {"pid": "x", "command": 7, "since_s": "now", "until": "ever"}])
 def test_what_a_stranger_wrote_into_a_lock_is_taken_for_nothing(told):
-    assert Lease.told(told) == Lease(None, None, None, None)
+    assert Lease.from_record(told) == Lease(None, None, None, None)

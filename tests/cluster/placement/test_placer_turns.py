@@ -58,7 +58,7 @@ def test_tickets_stand_in_the_order_in_which_they_came_and_one_sees_those_before
     folder = LeaseFolder(tmp_path)
     tickets = [QueueTicket(folder) for _ in range(3)]
     for count, ticket in enumerate(tickets, 1):
-        ticket.tell(count, ["a"])
+        ticket.publish(count, ["a"])
 
     assert [one.count for one in earlier_starts(folder, None)] == [1, 2, 3]
     assert [one.count for one in earlier_starts(folder, tickets[1])] == [1]
@@ -71,8 +71,8 @@ def test_tickets_stand_in_the_order_in_which_they_came_and_one_sees_those_before
 def test_the_ticket_of_a_killed_start_is_nobody_s_and_goes(tmp_path):
     code = (
         "import os, signal; from pathlib import Path; from oomguard.cluster.placement.leases import LeaseFolder\n"
-        "from oomguard.cluster.placement.placer import Ticket\n"
-        f"ticket = Ticket(LeaseFolder(Path({str(tmp_path)!r}))); ticket.tell(1, ['a']); os.kill(os.getpid(), signal.SIGKILL)"
+        "from oomguard.cluster.placement.placer import QueueTicket\n"
+        f"ticket = QueueTicket(LeaseFolder(Path({str(tmp_path)!r}))); ticket.publish(1, ['a']); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     assert list(tmp_path.glob("turn-*"))
@@ -84,7 +84,7 @@ def test_the_ticket_of_a_killed_start_is_nobody_s_and_goes(tmp_path):
 def test_nothing_is_kept_for_one_that_has_stopped_looking(tmp_path, monkeypatch):
     folder = LeaseFolder(tmp_path)
     ticket = QueueTicket(folder)
-    ticket.tell(1, ["a"])
+    ticket.publish(1, ["a"])
     assert len(list(earlier_starts(folder, None))) == 1
     monkeypatch.setattr("oomguard.cluster.placement.placer._SILENT_S", 0.0)
     assert list(earlier_starts(folder, None)) == []

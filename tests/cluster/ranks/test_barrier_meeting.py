@@ -36,7 +36,7 @@ def test_ranks_that_write_to_one_folder_meet(tmp_path):
 def test_what_an_earlier_job_left_is_not_believed(tmp_path):
     earlier = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 3) for rank in range(3)]
     met(*earlier)
-    earlier[1].say(
+    earlier[1].update(
         state="ended", end=RankEnd(1, "memory", 1, patches=({"setting": "max_model_len", "to": 1},))
     )
     now = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 3) for rank in (0, 2)]
@@ -57,7 +57,7 @@ def test_the_last_rank_that_leaves_takes_the_folder_along(tmp_path):
 
 def test_a_rank_writes_again_what_an_earlier_jobs_last_rank_removed(tmp_path):
     meeting = RankBarrier(MessageFolder(tmp_path / "job"), 0, 2)
-    meeting.say(state="running")
+    meeting.update(state="running")
     MessageFolder(tmp_path / "job").remove()
     meeting.look()
     assert list((tmp_path / "job" / "here").iterdir())
@@ -66,7 +66,7 @@ def test_a_rank_writes_again_what_an_earlier_jobs_last_rank_removed(tmp_path):
 def test_a_process_that_has_ended_is_lost_also_before_its_parent_asks_for_its_status(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ranks = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 2) for rank in range(2)]
-    ranks[1].say(pid=(child.pid, clock.started_s(child.pid)))
+    ranks[1].update(pid=(child.pid, clock.started_s(child.pid)))
     met(*ranks)
     assert ranks[0].lost() == set()
     child.kill()

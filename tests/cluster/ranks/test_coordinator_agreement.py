@@ -101,7 +101,7 @@ def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_pa
     ranks = met(tmp_path, 2)
     start_together(ranks[0], 2, 0.5, lambda: False, is_able=True)
     ended = threading.Event()
-    ranks[1].say(number=2, state="running")
+    ranks[1].update(number=2, state="running")
     watch = RankMonitor(lambda: ranks[1], 2, lambda _over: ended.set())
     assert ended.wait(20)
     assert watch.stop().why == "ended because rank 0 did not restart"
@@ -110,7 +110,7 @@ def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_pa
 def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
     """The launcher stopped it, and knows what the others are to do."""
     ranks = met(tmp_path, 2)
-    ranks[0].say(number=1, state="running")
+    ranks[0].update(number=1, state="running")
     ranks[0].leave()
     watch = RankMonitor(lambda: ranks[1], 1, lambda _over: None)
     time.sleep(1.5)
@@ -119,7 +119,7 @@ def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
 
 def test_a_rank_whose_documents_cannot_be_written_any_more_is_not_taken_for_killed(tmp_path):
     ranks = met(tmp_path, 2)
-    ranks[1].say(pid=(1 << 22, 1.0))
+    ranks[1].update(pid=(1 << 22, 1.0))
     ranks[0].look()
     assert ranks[0].lost() == {1}
     ranks[1].withdraw()

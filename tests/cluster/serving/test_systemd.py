@@ -112,7 +112,7 @@ def test_an_address_that_is_no_socket_of_unix_is_nobody(value):
 
 
 def test_a_manager_that_has_gone_harms_nothing():
-    SystemdSocket("/no/such/socket").tell(READY=1)
+    SystemdSocket("/no/such/socket").send(READY=1)
 
 
 def test_a_stop_is_told_when_it_comes_not_when_the_server_has_ended(serve, manager):
