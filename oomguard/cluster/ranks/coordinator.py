@@ -285,8 +285,8 @@ def _offset(doc: RankMessage) -> ClockOffset | None:
 _HOWS: Final = {
     "memory": "ran out of memory",
     "secondary": "lost the connection to the others",
-    "ended": "oomguard ended it for another rank",
-    "stopped": "a signal ended it",
+    "ended": "ended by oomguard for another rank",
+    "stopped": "ended by a signal",
     "other": "failed for another reason",
     "ran": "ran",
 }
