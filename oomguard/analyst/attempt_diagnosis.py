@@ -94,6 +94,19 @@ def killed_by_kernel(status: int, death: Incident | None) -> Incident:
 # Whether a command can only quote: what it prints of a failure is somebody else's.
 
 
+def ends_by_printing_texts(argv: Sequence[str]) -> bool:
+    """Return whether a command's last program prints texts of others, as ``cat`` and ``echo`` do.
+
+    Its status 0 is not that of an engine. A shell's text that falls back to something else ends so:
+    ``vllm serve m || echo no server``.
+    """
+    table = next(
+        iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
+    )
+    programs = [inner.program for inner in inner_commands(argv)]
+    return bool(programs) and programs[-1] in table["print_texts"]
+
+
 def only_compares_texts(argv: Sequence[str]) -> bool:
     """Return whether a command, or all of a shell's text, compares or searches texts and does
     nothing else.
@@ -217,13 +230,13 @@ class Explainer:
         """
         recording = ended.output
         with contextlib.closing(recording):
-            if ended.of_reader or (
-                ended.status == 0 and not recording.may_hold(self.engine.SPEAKS)
-            ):
+            if ended.of_reader or only_compares_texts(first.argv):
                 return None
-
-            if only_compares_texts(first.argv):
-                return None
+            if ended.status == 0:
+                if ends_by_printing_texts(first.argv):
+                    return None
+                if not recording.may_hold(self.engine.SPEAKS):
+                    return None
             from oomguard.analyst.output import hear
 
             witness.read(recording)

@@ -8,15 +8,18 @@ command is ended, and remedied as if it had ended by itself.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.link import LiveOutput
 from oomguard.analyst.outcome import CommandTerminator, EndedByUs
 from oomguard.core.incident import Attempt, Incident
 from oomguard.core.log import get_logger
+from oomguard.engines.registry import launchers
 from oomguard.scan.source import Line
 from oomguard.supervisor import tree
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 QUIET_S: Final = 20.0
 LOOK_S: Final = 2.0
 _TAIL_BYTES: Final = 1 << 16
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
+# Engine processes call themselves VLLM::EngineCore and the like.
+_TITLE: Final = "::"
 # What waits takes less of a core than this.
 _IDLE_RATIO: Final = 0.1
 _OF_A_START: Final = frozenset(
@@ -89,13 +95,14 @@ class HungStart:
             if _cpu_s(self.root) - cpu_s > _IDLE_RATIO * quiet_s:
                 quiet_s = 0.0
                 cpu_s = _cpu_s(self.root)
-            elif (
-                (failed := self._failure()) is not None
-                and not over.is_set()
-                and not self.end.is_stopped()
-            ):
-                self._end(failed, over)
-                return
+                continue
+            if not has_engine(self.root):
+                continue  # a loop that tries again, or a reader of a log
+            failed = self._failure()
+            if failed is None or over.is_set() or self.end.is_stopped():
+                continue
+            self._end(failed, over)
+            return
 
     def _end(self, failed: Incident, over: threading.Event) -> None:
         why = f"its start failed ({failed.kind}) and it did not end for {self.quiet_s:.0f} s"
@@ -117,6 +124,28 @@ class HungStart:
             if found and any(one.kind == "engine_dead" or _is_of_a_start(one) for one in found):
                 return found[0]
         return None
+
+
+def has_engine(root: int) -> bool:
+    """Return whether an engine's own process is alive below ``root``.
+
+    A shell whose text names the engine does not count: the engine itself has to run.
+    """
+    for pid in tree.descendants(root):
+        argv = _command_line(pid)
+        if not argv or PurePath(argv[0]).name in _SHELLS:
+            continue
+        if _TITLE in argv[0] or any(engine.is_own_command(argv) for engine in launchers()):
+            return True
+    return False
+
+
+def _command_line(pid: int) -> tuple[str, ...]:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(word) for word in words if word)
 
 
 def _is_of_a_start(incident: Incident) -> bool:

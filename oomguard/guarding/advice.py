@@ -136,9 +136,11 @@ _CALLS: Final = frozenset({"_wrapped_call_impl", "_call_impl", "__call__", "forw
 def note_if_taken_earlier(error: BaseException) -> None:
     """Add a note to a failure in a ``generate`` that was taken from its model before it was
     watched.
+
+    A function with ``batch=`` runs its calls of ``generate`` unwatched, so it gets no note.
     """
     for frame in frames_of(error):
-        if module_of(frame).startswith("oomguard.engines"):
+        if module_of(frame).startswith(("oomguard.engines", "oomguard.guarding.micro_batch")):
             return
         if frame.f_code.co_name == "generate" and module_of(frame) == _GENERATION:
             if _TAKEN_EARLIER not in getattr(error, "__notes__", ()):

@@ -38,7 +38,7 @@ _ran_with: Final[
 
 class OpenAttempt:
     """One attempt, entered with ``with``: ``settings`` holds the values to use, ``number`` counts
-    from 1.
+    from 1. After the block, ``error`` names the exception that ended it; "" if none did.
 
     It swallows a memory failure inside where the next attempt is predicted to fit, and lets
     everything else through.
@@ -47,6 +47,7 @@ class OpenAttempt:
     def __init__(self, loop: _Loop, number: int) -> None:
         self.number = number
         self.settings: Mapping[str, FactValue] = MappingProxyType(dict(loop.ledger.settings))
+        self.error = ""
         self._loop = loop
         self._inside = contextlib.ExitStack()
         self._peak = torch_memory.MemoryPeak()
@@ -68,6 +69,8 @@ class OpenAttempt:
         if error is not None and not disabled():
             take_at(error, self._loop.recording)
         self._inside.close()
+        if kind is not None:
+            self.error = kind.__name__
         return self._loop.ended(error, self._peak.bytes)
 
     @property

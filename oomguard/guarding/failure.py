@@ -240,18 +240,30 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
+def annotate(
+    error: BaseException,
+    incident: Incident,
+    attempts: Sequence[Attempt] = (),
+    *,
+    why_whole: str | None = None,
+) -> None:
     """Add the diagnosis to an exception's notes, and mark it as explained.
 
-    Where a guard inside has explained it, its note stands: it knew the call that failed. Only what
-    was tried here is added.
+    If a guard inside has explained it, that note stays, because that guard knew the call that
+    failed. Only the attempts made here are added.
+
+    Args:
+        error: the exception that leaves the guard.
+        incident: the failure with its causes and actions.
+        attempts: the attempts made here.
+        why_whole: why the call was not run in parts, and what to write instead.
     """
-    from oomguard.report.note import note, tried
+    from oomguard.report.note import note_in_guard, tried
 
     if getattr(error, "__oomguard__", False):
         for line in tried(attempts):
             add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
         return
-    add_note(error, note(incident, attempts))
+    add_note(error, note_in_guard(incident, attempts, why_whole))
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]

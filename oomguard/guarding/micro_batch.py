@@ -389,8 +389,9 @@ def log_patch(patch: Patch, kind: str | None, done: int) -> None:
 # Results that would take more than this part of the room wait on the host.
 _RESULTS_SHARE: Final = 4
 _FEWER_RESULTS: Final = (
-    "Make the call and compute what you need of it in one function, under "
-    "@oomguard.guard(batch=...)"
+    "Put the call, and what you compute from it, into one function under "
+    "@oomguard.guard(batch=NAME) and @torch.inference_mode(). NAME is the argument with one entry "
+    "a row. Return one small result a row, such as a loss for each row"
 )
 
 
@@ -782,9 +783,12 @@ class MicroBatchRun:
         self._owner.ended(tuple(self._ledger.attempts), partial)
         if error is None or self._incident is None:
             return error
-        annotate(error, self._incident, self._ledger.attempts)
+        why_whole = self._not_splittable
+        if why_whole is None and self._rows == 1:
+            why_whole = getattr(self._call, "advice_for_one_row", None)
+        annotate(error, self._incident, self._ledger.attempts, why_whole=why_whole)
         let_go(error)
-        return leave_in(error, partial, self._not_splittable)
+        return leave_in(error, partial, why_whole)
 
 
 # A call handed over to be run in parts: our own mistake there never takes the place of what the

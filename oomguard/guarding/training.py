@@ -97,8 +97,9 @@ def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
     """Return whether a value stands in a graph, or will once an operation reads it."""
     if isinstance(value, torch.Tensor):
         return value.grad_fn is not None or (recording and bool(value.requires_grad))
-    is_model = recording and isinstance(value, torch.nn.Module)
-    return is_model and any(parameter.requires_grad for parameter in value.parameters())
+    if not recording or not isinstance(value, torch.nn.Module) or not value.training:
+        return False  # a model in evaluation mode is used for inference
+    return any(parameter.requires_grad for parameter in value.parameters())
 
 
 def _turns_gradients_off(frame: FrameType) -> bool:

@@ -3,18 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Action, Attempt, Incident
 from oomguard.report.presentable import drawn
 from oomguard.report.wording import action_why, engine, left_alone
 
+# Facts that a guard measures of a call: it has tried each change that could help.
+_MEASURED: Final = "prompt_tokens"
 
-def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
+
+def note_in_guard(
+    incident: Incident, attempts: Sequence[Attempt] = (), why_whole: str | None = None
+) -> str:
+    """Return the note of a failure that leaves a guard.
+
+    A measured call lists only changes with a value, because the guard has tried the others. If the
+    call was not run in parts, the line to write comes first.
+
+    Args:
+        incident: the failure with its causes and actions.
+        attempts: the attempts that the guard made.
+        why_whole: why the call was not run in parts, and what to write instead.
+    """
+    actions = incident.actions
+    if _MEASURED in incident.facts:
+        actions = tuple(one for one in actions if one.applicability != "needs-value")
+    if why_whole is not None:
+        actions = tuple(one for one in actions if one.id != "batch_size")
+    named = [_named_argument(one) for one in actions if one.id == "wrap_in_guard"]
+    others = [one for one in actions if one.id != "wrap_in_guard"]
+    return note(replace(incident, actions=(*named, *others)), attempts, first=why_whole)
+
+
+def _named_argument(action: Action) -> Action:
+    """Return the advice to use a guard for a function that has one already."""
+    title = "Name the argument that has one entry a row"
+    return replace(action, title=title)
+
+
+def note(
+    incident: Incident,
+    attempts: Sequence[Attempt] = (),
+    *,
+    of_command: bool = False,
+    first: str | None = None,
+) -> str:
     """Return what happened, why, what was tried, what to change and what is unknown, one thing a
     line.
 
-    ``of_command``: a change is spelled as its flag.
+    Args:
+        incident: the failure with its causes and actions.
+        attempts: the attempts that were made.
+        of_command: spell a change as its flag, not as a keyword argument.
+        first: why a call was not run in parts, and what to write instead; shown before the actions.
     """
     incident = drawn(incident)
     attempts = drawn(tuple(attempts))
@@ -26,8 +70,11 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
             f"{cause.explanation}"
         )
     lines += tried(attempts)
+    if first is not None:
+        lines.append(f"  not run in parts: {first}")
+    has_line_to_write = first is not None and "@oomguard.guard(" in first
     for number, action in enumerate(incident.actions):
-        if number == 0:
+        if number == 0 and not has_line_to_write:
             start = "do first"
         else:
             start = "then"

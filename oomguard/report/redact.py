@@ -863,12 +863,18 @@ def mask_value(name: str, value: object) -> object:
     return mask(value)
 
 
+# Flags that take several values in one program: vllm serve --api-key KEY KEY.
+_LISTS: Final = frozenset({"--api-key"})
+
+
 def _pass_words(words: Sequence[str]) -> list[str]:
     masked: list[str] = []
     by_program = dict(kept_chars(words))
     hide = ""  # the flag whose value the next word is
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
+        if hide and words[index - 1] != hide and word.startswith("-"):
+            hide = ""  # the values of a list have ended
         if hide and _hides_next(hide, word):
             masked.append(MASK)
         elif any(map(str.isspace, name)) or is_script(
@@ -884,7 +890,7 @@ def _pass_words(words: Sequence[str]) -> list[str]:
             masked.append(mask(word))
         if word.startswith("-") and not equals and (secrecy(word) or PROMPT.match(word)):
             hide = word
-        else:
+        elif hide not in _LISTS or "serve" not in words[:index]:
             hide = ""
     return masked
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # The main loop comes round at least ten times a second.
 TICK_S: Final = 1.0
 STALLED_TICKS: Final = 10
+# A look at /proc misses a process whose parent ends meanwhile, so one look is not enough.
+_LOOKS: Final = 3
 _COPIED_BYTES: Final = 1 << 16
 # What outlives the command keeps its pipes open: they are read for so long.
 _DRAIN_S: Final = 2.0
@@ -182,8 +184,28 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
         progress.status = _copy(reader)
     else:
         _say(f"oomguard: not explained, as oomguard failed: {why}")
+    was_killed = not os.path.exists(f"/proc/{progress.reaper_pid}/exe")
     _leave_reaper()
+    if was_killed:
+        _end_orphans()
     return progress.status
+
+
+def _end_orphans(wait_s: float = 2.0) -> None:
+    """Kill what the command left if somebody has killed the reaper: its orphans are ours then."""
+    from oomguard.supervisor.tree import descendants
+
+    until_s = time.monotonic() + wait_s
+    looks = 0
+    while looks < _LOOKS and time.monotonic() < until_s:
+        left = descendants(os.getpid())
+        looks = 0 if left else looks + 1
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.02)
 
 
 class _Reader:

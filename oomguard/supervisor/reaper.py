@@ -29,6 +29,7 @@ from oomguard.supervisor.terminal_modes import Modes
 # A reaper that has said nothing for so long does not answer, and one that leaves a zombie for so
 # long does not reap.
 _START_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.02
 _REAP_S: Final = 3.0
 _LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
 
@@ -364,6 +365,10 @@ class Watcher:
 
     def _reap_adopted(self) -> bool:
         left = tree.descendants(os.getpid())
+        if not set(left) - {self.spared_pid}:
+            # A look at /proc misses a process whose parent ends meanwhile: look again.
+            time.sleep(_LOOK_AGAIN_S)
+            left = tree.descendants(os.getpid())
         self._adopted.update(set(left) - {self.spared_pid})
         for pid in list(self._adopted):
             with contextlib.suppress(ChildProcessError):

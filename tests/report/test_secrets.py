@@ -446,3 +446,18 @@ def test_masking_takes_a_time_that_grows_with_the_text_and_no_faster():
         assert any(
             seconds(piece, 16_000) < max(0.0625, 24 * seconds(piece, 2_000)) for _ in range(3)
         ), piece
+
+
+def test_every_key_of_a_flag_that_takes_several_is_hidden():
+    words = [
+        "vllm",
+        "serve",
+        "m",
+        "--api-key",
+        "first-key-1111aa",
+        "other-key-2222bb",
+        "--port",
+        "1",
+    ]
+    shown = mask_command(words)
+    assert shown == ["vllm", "serve", "m", "--api-key", "***", "***", "--port", "1"]

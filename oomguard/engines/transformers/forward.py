@@ -290,6 +290,20 @@ class ForwardCall:
         """What the mean loss of rows weighs."""
         return self._weight
 
+    @property
+    def advice_for_one_row(self) -> str | None:
+        """What to write if the logits of one long row do not fit; None if that cannot help."""
+        given = {**dict(self._positional()), **self.kwargs}
+        parameters = inspect.signature(type(self.model).forward).parameters
+        if "logits_to_keep" not in parameters or given.get("logits_to_keep"):
+            return None
+        if given.get("labels") is not None:
+            return None
+        return (
+            f"the call has one row, and keeps the logits of its {self.prompt_tokens} positions. If "
+            "you need those of the last position only, pass logits_to_keep=1"
+        )
+
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
         given = {**dict(self._positional()), **self.kwargs}

@@ -281,13 +281,23 @@ def line_to_write(arguments: Mapping[str, Any], rows: int) -> str:
     )
 
 
+# What to write for a model that compares each image with each text: the texts stay the same.
+_ONE_SIDE: Final = (
+    "Make the call in a function that takes the images alone and returns logits_per_image, under "
+    '@oomguard.guard(batch="pixel_values"): the texts stay the same in each part'
+)
+
+
 def _by_table(model: Any, call: str, arguments: Mapping[str, Any], rows: int) -> str | None:
     table = _table()[call]
     name = _class_of(model)
     if name in table["independent"]:
         return None
     if name in table["dependent"]:
-        return str(table["dependent"][name])
+        reason = str(table["dependent"][name])
+        if "pair of rows" in reason:
+            return f"{reason}. {_ONE_SIDE}"
+        return reason
     why = _of_version(table["by_version"].get(name, {}))
     if why is not None:
         return why or None
