@@ -55,8 +55,8 @@ def merge_repeated(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
-    for retold in (_killed, _dead):
-        again |= retold([one for one in order if id(one) not in again])
+    for merge in (_killed, _dead):
+        again |= merge([one for one in order if id(one) not in again])
     places: dict[int, list[tuple[str, int | None]]] = {}
     for one in order:
         if (first := again.get(id(one))) is not None:

@@ -195,7 +195,7 @@ def _lines(overview: DeviceOverview) -> Iterator[str]:
         for pid, size in sorted((own.used_bytes_by_pid or {}).items()):
             yield (
                 f"{pad}{_process(overview, pid)}: "
-                f"{'a size not told' if size is None else format_gib(size)}"
+                f"{'unknown size' if size is None else format_gib(size)}"
             )
         if one.lease is not None:
             yield f"{pad}{lease_in_words(one.lease)}"

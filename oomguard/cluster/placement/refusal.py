@@ -263,7 +263,7 @@ def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: DeviceAvailability) -
 def lease_in_words(lease: Lease) -> str:
     """Return the holder of a lease as text."""
     if lease.pid is None:
-        who = "somebody"
+        who = "another process"
     else:
         who = f"pid {lease.pid}"
     if lease.command:

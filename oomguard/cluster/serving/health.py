@@ -538,8 +538,8 @@ def answer_limit_s(limit_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class NoEngineAnswerError:
-    """Signal that the engine could not be tested; ``why`` is what the front answered."""
+class NoEngineAnswer:
+    """Report that the engine was not tested; ``why`` is what the front answered."""
 
     why: str
 
@@ -609,7 +609,7 @@ class ServerWatch:
         """Return whether a problem is real: no other explanation, or the test request fails."""
         if finding.is_sure or self.health.wrong is not None or not finding.may_be_asked:
             return True
-        answers: list[Answer | NoEngineAnswerError | str] = []
+        answers: list[Answer | NoEngineAnswer | str] = []
         if finding.has_counters:
             limit_s = answer_limit_s(self.health.limit_s)
         else:
@@ -631,7 +631,7 @@ class ServerWatch:
             get_logger().debug("the engine works again", though=finding.what)
             progress.forget(time.monotonic())
             return False
-        if isinstance(answer, NoEngineAnswerError):
+        if isinstance(answer, NoEngineAnswer):
             self.health.warn_unwatched("it accepts no test request", reason=answer.why)
             return finding.is_counted
         # the front itself reports a dead engine
@@ -640,23 +640,23 @@ class ServerWatch:
             return finding.is_counted
         return True
 
-    def _asked(self, limit_s: float) -> Answer | NoEngineAnswerError | str:
+    def _asked(self, limit_s: float) -> Answer | NoEngineAnswer | str:
         """Request one token; every answer of the server, even an error, proves that it works."""
         try:
             return self._ask(limit_s)
         except Exception as error:  # noqa: BLE001
             # An error in this thread would print a traceback on the command's standard error.
-            return NoEngineAnswerError(f"{type(error).__name__}: {error}")
+            return NoEngineAnswer(f"{type(error).__name__}: {error}")
 
-    def _ask(self, limit_s: float) -> Answer | NoEngineAnswerError | str:
+    def _ask(self, limit_s: float) -> Answer | NoEngineAnswer | str:
         if self._model is None:
             path = self.names.http["models"]
-            told = self.server.ask(path, limit_s=ANSWER_S)
-            if not isinstance(told, Answer) or told.status != OK:
-                return told
-            self._model = _first_model(told.text)
+            answer = self.server.ask(path, limit_s=ANSWER_S)
+            if not isinstance(answer, Answer) or answer.status != OK:
+                return answer
+            self._model = _first_model(answer.text)
             if self._model is None:
-                return NoEngineAnswerError(f"{path} lists no model")
+                return NoEngineAnswer(f"{path} lists no model")
         path = self.names.http["ask"]
         body = {"model": self._model, **self.names.http["body"]}
         answer = self.server.ask(path, limit_s=limit_s, body=body)
@@ -665,7 +665,7 @@ class ServerWatch:
             and answer.status == OK
             and not isinstance(_parsed(answer.text), dict)
         ):
-            return NoEngineAnswerError(f"{path} does not answer like an engine")
+            return NoEngineAnswer(f"{path} does not answer like an engine")
         return answer
 
 

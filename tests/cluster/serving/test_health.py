@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from oomguard.cluster.serving.health import Health, NoEngineAnswerError, Server, ServerWatch
+from oomguard.cluster.serving.health import Health, NoEngineAnswer, Server, ServerWatch
 from oomguard.engines.server import ListenAddress, serving_names
 
 VLLM = serving_names("vllm")
@@ -105,4 +105,4 @@ def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
         threading.Event(),
         counts_nothing=False,
     )
-    assert looked._asked(5.0) == NoEngineAnswerError("RuntimeError: broken")
+    assert looked._asked(5.0) == NoEngineAnswer("RuntimeError: broken")
