@@ -18,10 +18,10 @@ from support.counted import scraped
 GIB = 2**30
 ASK = """
 from oomguard.telemetry.metrics import Exporter, registry_of
-from oomguard.telemetry.run_metrics import sampled
+from oomguard.telemetry.run_metrics import read_sample
 from oomguard.telemetry.metrics import Tally
 from prometheus_client import generate_latest
-print(generate_latest(registry_of(Exporter(Tally(), {"scrape"}, lambda: sampled(None)))).decode())
+print(generate_latest(registry_of(Exporter(Tally(), {"scrape"}, lambda: read_sample(None)))).decode())
 """
 
 

@@ -16,8 +16,8 @@ from oomguard.cluster.placement.leases import LockFile
 HOLD = """
 import sys
 from pathlib import Path
-from oomguard.cluster.placement.leases import Lock
-lock = Lock(Path(sys.argv[1]))
+from oomguard.cluster.placement.leases import LockFile
+lock = LockFile(Path(sys.argv[1]))
 print(lock.take(), flush=True)
 sys.stdin.read()
 """
