@@ -1,7 +1,7 @@
 """Fit the constants of a start that no formula gives, and print how they do on starts that they
 were not fitted on.
 
-``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by
+``--write`` writes oomguard/estimate/fitted.toml. Each group of a version and a device is predicted by
 constants that the other groups give; what a plan keeps back follows from by how much those
 predictions are too large, and the range that it states is widened until nine in ten of them lie
 inside.

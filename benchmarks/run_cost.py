@@ -26,6 +26,7 @@ OURS = (
     "oomguard",
     "oomguard._version",
     "oomguard.__main__",
+    "oomguard.core",
     "oomguard.core.safe_python",
     "oomguard.core.process_state",
 )

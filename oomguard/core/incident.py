@@ -7,7 +7,6 @@ Each step returns a copy with more filled in (``dataclasses.replace``); nothing 
 from __future__ import annotations
 
 import enum
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,39 +18,6 @@ from oomguard.core.records import Record, shown
 
 if TYPE_CHECKING:
     from oomguard.core.snapshot_records import Snapshot
-
-
-# The rows of a call, or the requests of an engine, that were done when it was given up.
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """``done`` of ``rows`` rows; ``result`` is what the call would have returned for the first
-    ``done`` of them alone.
-
-    Of a vLLM that computes vectors ``result`` is a list of them, one for each request in the order
-    asked, None for one that failed. A tensor of fewer rows than the call's lies on the host. Where
-    the result cannot be pickled, a pickled copy has no rows.
-    """
-
-    rows: int
-    done: int
-    result: Any = field(repr=False)
-
-    def __len__(self) -> int:
-        return self.done
-
-    def __reduce__(self) -> tuple[Any, tuple[int, int, bytes]]:
-        try:
-            return _loaded, (self.rows, self.done, pickle.dumps(self.result))
-        except Exception:  # noqa: BLE001
-            # a user's own type: the exception that holds it has to reach another process
-            return _loaded, (self.rows, 0, pickle.dumps(None))
-
-
-def _loaded(rows: int, done: int, result: bytes) -> Partial:
-    # written by ``__reduce__``, within another pickle
-    return Partial(rows, done, pickle.loads(result))  # noqa: S301
 
 
 # What would decide a failure whose cause the text leaves open: one thing, and the command that

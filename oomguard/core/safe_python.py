@@ -6,8 +6,6 @@ module. This file imports what Python has loaded before it looks into any folder
 ``python -m oomguard`` comes here first.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -20,8 +20,9 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue
-from oomguard.core.incident import Attempt, Diagnosis, Incident, Partial, Patch
+from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_plain_logger
+from oomguard.core.partial_results import Partial
 from oomguard.core.process_state import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import guarded_remotely

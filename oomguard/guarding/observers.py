@@ -13,8 +13,9 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from oomguard.core.incident import Attempt, Diagnosis, Partial, Patch
+from oomguard.core.incident import Attempt, Diagnosis, Patch
 from oomguard.core.log import get_plain_logger
+from oomguard.core.partial_results import Partial
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.guarding.batch_size_cache import KnownSizes
 from oomguard.remedy.policy import Policy

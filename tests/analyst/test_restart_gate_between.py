@@ -29,7 +29,7 @@ ENGINE = Path(__file__).with_name("fake_vllm.py")
 HURRIED = [
     sys.executable,
     "-c",
-    "from oomguard.supervise import port_wait; port_wait.LIMIT_S = 0.3\nfrom oomguard.__main__ import main; main()",
+    "from oomguard.analyst import restart_gate as port_wait; port_wait.LIMIT_S = 0.3\nfrom oomguard.__main__ import main; main()",
     "run",
 ]
 OPTIONS = ("--allow", "reduces-capacity", "--log-format", "json")
@@ -244,9 +244,8 @@ def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
     """A server that serves for a while between its failures is run again as often as its hours allow."""
     now = {"s": 0.0}
     monkeypatch.setattr(restart_gate, "pause_s", lambda _quick: 0.0)
-    monkeypatch.setattr(
-        restart_gate, "HourBudget", lambda most: restart_gate.HourBudget(most, lambda: now["s"])
-    )
+    budget = restart_gate.HourBudget
+    monkeypatch.setattr(restart_gate, "HourBudget", lambda most: budget(most, lambda: now["s"]))
     monkeypatch.setattr(
         memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {}
     )

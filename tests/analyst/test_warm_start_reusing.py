@@ -14,7 +14,7 @@ from oomguard.analyst.journal_hook import started_as
 from oomguard.analyst.warm_start import known_changes
 from oomguard.engines.command import Launch
 from oomguard.journal.queries import open_journal
-from oomguard.journal.store import Journal, Ran, Record
+from oomguard.journal.store import AttemptRow, Journal, Ran
 from oomguard.remedy.policy import make_policy
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -48,13 +48,13 @@ def write(
     patch = PATCH if patch is None else patch
     session = f"s{len(journal.records())}"
     what = Ran(**{"engine": "vllm", "engine_version": "0.33.0", **ran})
-    first = journal.begin(Record(session, 1, argv, {}, [], **started_as(argv)))
+    first = journal.begin(AttemptRow(session, 1, argv, {}, [], **started_as(argv)))
     chosen = {patch["setting"]: by_user}
     journal.end(
         first, exit_status=1, incident={"kind": "x"}, measured={}, ran=what, set_by_user=chosen
     )
     second = journal.begin(
-        Record(session, 2, [*argv, "changed"], {patch["setting"]: patch["to"]}, [patch])
+        AttemptRow(session, 2, [*argv, "changed"], {patch["setting"]: patch["to"]}, [patch])
     )
     journal.end(
         second, exit_status=0, incident=None, measured={"kv_cache_capacity_tokens": 1808}, ran=what
@@ -247,7 +247,7 @@ def test_what_has_failed_since_is_not_taken_and_what_held_before_is(journal: Jou
     write(journal, patch={**PATCH, "to": 1024})
     write(journal)
     row = journal.begin(
-        Record("later", 1, SERVE, {"max_model_len": 1792}, [PATCH], **started_as(SERVE))
+        AttemptRow("later", 1, SERVE, {"max_model_len": 1792}, [PATCH], **started_as(SERVE))
     )
     journal.end(row, exit_status=1, incident={"kind": "x"}, measured={}, ran=Ran("vllm", "0.33.0"))
 
@@ -256,7 +256,7 @@ def test_what_has_failed_since_is_not_taken_and_what_held_before_is(journal: Jou
 
 def test_a_command_that_ran_as_given_last_is_not_changed(journal: Journal):
     write(journal)
-    row = journal.begin(Record("later", 1, SERVE, {}, [], **started_as(SERVE)))
+    row = journal.begin(AttemptRow("later", 1, SERVE, {}, [], **started_as(SERVE)))
     journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0"))
 
     assert taken(journal) == {}

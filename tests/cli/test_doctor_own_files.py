@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from oomguard.cli.doctor import journal_check, rules_check
-from oomguard.journal.store import Journal, Record, default_path
+from oomguard.journal.store import AttemptRow, Journal, default_path
 
 
 def test_a_journal_that_is_not_there_yet_is_fine_and_is_not_made(tmp_path):
@@ -17,7 +17,7 @@ def test_a_journal_that_is_not_there_yet_is_fine_and_is_not_made(tmp_path):
 
 def test_the_attempts_of_a_journal_are_counted(tmp_path):
     path = tmp_path / "journal #1?.sqlite3"
-    Journal(path).begin(Record("s", 1, ["true"], {}, []))
+    Journal(path).begin(AttemptRow("s", 1, ["true"], {}, []))
     check = journal_check(path)
 
     assert (check.status, check.text) == ("ok", f"journal: {path}, 1 attempts")

@@ -290,10 +290,10 @@ def calibrations(*entries: dict[str, object]) -> Path:
 def test_calibrations_that_runs_learned_are_dropped_and_those_of_a_user_stay(
     arguments: tuple[str, ...], left: list[str]
 ):
-    from oomguard.journal.store import Journal, Record
+    from oomguard.journal.store import AttemptRow, Journal
 
     for session in ("s1", "s2"):
-        Journal(default_path()).begin(Record(session, 1, ["vllm", "serve", "x"], {}, []))
+        Journal(default_path()).begin(AttemptRow(session, 1, ["vllm", "serve", "x"], {}, []))
     path = calibrations(
         {"session": "s1", "model": "./m"},
         {"session": "s2", "model": "./other"},

@@ -233,7 +233,7 @@ def test_a_working_directory_that_was_removed_is_no_failure(tmp_path, elsewhere)
 
 
 def test_flags_that_shut_the_environment_out_go_on(elsewhere):
-    told = "import sys; sys.path.insert(0, sys.argv[1]); from oomguard import clean_start; print(clean_start.command('m')[1:4])"
+    told = "import sys; sys.path.insert(0, sys.argv[1]); from oomguard.core import safe_python as clean_start; print(clean_start.command('m')[1:4])"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", told, str(ROOT)], capture_output=True, text=True, check=True
     )

@@ -47,7 +47,7 @@ def test_every_front_end_gets_an_engine_that_works_with_one_new_start(program):
 
 def test_engines_that_outlived_their_program_are_named_with_the_command_that_ends_them(program):
     ran = program("""
-        from oomguard.checking import devices
+        from oomguard.probe import device_checks as devices
         def main():
             devices.vllm_orphans = lambda: ({4711: "VLLM::EngineCore"}, False)
             with oomguard.guard(allow="reduces-capacity"):
@@ -63,8 +63,8 @@ def test_engines_that_outlived_their_program_are_named_with_the_command_that_end
 
 def test_the_next_start_waits_until_the_device_has_its_memory_back(program):
     ran = program("""
-        from oomguard.attempting import memory_wait
-        from oomguard.observe import nvml
+        from oomguard.retry import memory_wait
+        from oomguard.probe import nvml
         asked, since_failed = [], []
         def devices():
             asked.append(1)

@@ -19,7 +19,7 @@ START = """
 """
 LEFT = """
     import gc, psutil
-    from oomguard.engines.vllm.in_process import leftovers
+    from oomguard.engines.vllm.in_process import start as leftovers
     leftovers._ENDS_BY_ITSELF_S = leftovers._ENDS_AFTER_TERM_S = 0.3
     def left():
         me = psutil.Process()
@@ -133,7 +133,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_start
     ran = program(
         """
     def main():
-        from oomguard.engines.vllm.in_process import stuck
+        from oomguard.engines.vllm.in_process import start as stuck
         stuck.ENDS_WITHIN_S = 0.5
         with oomguard.guard(allow="reduces-capacity") as g:
             LLM("org/model", **SMALL).shutdown()
@@ -261,7 +261,7 @@ def test_a_program_that_is_no_file_starts_its_engine_as_one_that_is(program):
 
 TROUBLE = """
     import oomguard.guarding.engine_start, oomguard.guarding.engine_start
-    from oomguard.engines.vllm.in_process import leftovers, start
+    from oomguard.engines.vllm.in_process import start as leftovers, start
     def trouble(*args, **kwargs):
         raise RuntimeError("trouble of ours")
 """
@@ -282,7 +282,7 @@ def test_trouble_of_ours_does_not_cost_the_program_its_engine(program):
 
 def test_trouble_of_ours_leaves_vllms_own_exception_as_it_is(program):
     ran = program(f"""{TROUBLE}
-    from oomguard.engines.vllm.in_process import arguments
+    from oomguard.engines.vllm.in_process import start as arguments
     def main():
         places = [
             (oomguard.guarding.engine_start, "scan_start"),

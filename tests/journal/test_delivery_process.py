@@ -26,10 +26,10 @@ AWAY = JournalUrl("postgresql://ann:Hunter2correct@127.0.0.1:1/team")
 WRITER = """
 import sys, time
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.codec import Record
+from oomguard.journal.codec import AttemptRow
 from oomguard.journal.shared import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
-journal.begin(Record("s", 1, ["x"], {}, []))
+journal.begin(AttemptRow("s", 1, ["x"], {}, []))
 print("written", flush=True)
 time.sleep(600)
 """

@@ -8,7 +8,7 @@ import pytest
 
 from oomguard.journal.known_good import Known, known_to_work, last_run
 from oomguard.journal.queries import forget, open_journal
-from oomguard.journal.store import Journal, Ran, Record
+from oomguard.journal.store import AttemptRow, Journal, Ran
 
 H100 = Ran("vllm", "0.33.0", "m", "H100")
 INCIDENT = {"kind": "cuda_oom", "causes": []}
@@ -41,7 +41,7 @@ def write(
         settings = {} if new is None else {"gpu_memory_utilization": new}
         share = new or share
         begun = journal.begin(
-            Record(
+            AttemptRow(
                 session,
                 number,
                 ["vllm", "serve", "m"],
@@ -172,7 +172,7 @@ def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
 def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_known(
     journal, word, told, is_known
 ):
-    begun = journal.begin(Record("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
+    begun = journal.begin(AttemptRow("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
     journal.end(begun, exit_status=0, incident=None, measured={})
 
     assert bool(known(journal)) == is_known
@@ -180,7 +180,7 @@ def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_kn
 
 @pytest.mark.parametrize("status", [0, 143])
 def test_one_that_was_ended_since_it_hung_did_not_hold(journal: Journal, status: int):
-    begun = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
+    begun = journal.begin(AttemptRow("s", 1, ["vllm", "serve", "m"], {}, []))
     journal.end(
         begun,
         exit_status=status,

@@ -45,11 +45,11 @@ ENDED = Ended(
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from oomguard.journal.codec import Record
+from oomguard.journal.codec import AttemptRow
 from oomguard.journal.outbox import Outbox
 outbox = Outbox(Path(sys.argv[1]), "killed")
 for number in range(1, 4):
-    outbox.begin(Record("killed", number, ["x"], {}, []))
+    outbox.begin(AttemptRow("killed", number, ["x"], {}, []))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -16,7 +16,7 @@ from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import upgrade_hint
 from oomguard.core.past_runs import PastRun
 from oomguard.journal.queries import RunQuery, each_run, open_journal, past_runs
-from oomguard.journal.store import Journal, Record, default_path
+from oomguard.journal.store import AttemptRow, Journal, default_path
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
 PATCH = {
@@ -52,7 +52,7 @@ def write(
     for number, end in enumerate(ends, 1):
         patches = [PATCH] if number > 1 else []
         settings = {"max_model_len": 1792} if number > 1 else {}
-        record = Record(session, number, command, settings, patches, started_at=at + number)
+        record = AttemptRow(session, number, command, settings, patches, started_at=at + number)
         begun = journal.begin(record)
         if end is not None:
             status, has_incident = end
@@ -198,7 +198,7 @@ def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(jou
 
 @pytest.mark.parametrize("status", [0, 143])
 def test_one_that_was_ended_since_it_hung_failed_whatever_its_status(journal: Journal, status: int):
-    begun = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
+    begun = journal.begin(AttemptRow("s", 1, ["vllm", "serve", "m"], {}, []))
     journal.end(
         begun, exit_status=status, incident=None, measured={"x": 1}, error="the server hangs: x"
     )
@@ -267,7 +267,7 @@ def test_what_is_no_journal_is_told_with_a_way_out(
     path = tmp_path / "it is"
     journal = Journal(tmp_path / "whole")
     for i in range(200):
-        journal.begin(Record(f"s{i}", 1, ["x" * 200], {}, []))
+        journal.begin(AttemptRow(f"s{i}", 1, ["x" * 200], {}, []))
     if kind == "folder":
         path.mkdir()
     elif kind == "fifo":

@@ -35,11 +35,11 @@ AWAY = JournalUrl("postgresql://team@127.0.0.1:1/team")
 WRITER = """
 import sys
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.codec import Record
+from oomguard.journal.codec import AttemptRow
 from oomguard.journal.shared import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
 for number in range(1, 10**6):
-    journal.begin(Record(sys.argv[2], number, ["x"], {}, []))
+    journal.begin(AttemptRow(sys.argv[2], number, ["x"], {}, []))
     print(number, flush=True)
 """
 

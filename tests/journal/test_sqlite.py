@@ -15,16 +15,16 @@ from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import upgrade_hint
 from oomguard.journal.database import SCHEMA_VERSION, migrations
 from oomguard.journal.sqlite import open_file, prepare
-from oomguard.journal.store import Journal, Ran, Record
+from oomguard.journal.store import AttemptRow, Journal, Ran
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
 OLD_COLUMNS = "id, session, number, started_at, ended_at, command, settings, patches, incident, predicted, measured, exit_status"
 WRITE = """
 import sys
 from pathlib import Path
-from oomguard.journal.store import Journal, Ran, Record
+from oomguard.journal.store import Journal, Ran, AttemptRow
 journal = Journal(Path(sys.argv[1]))
-begun = journal.begin(Record("s", 1, ["x"], {}, []))
+begun = journal.begin(AttemptRow("s", 1, ["x"], {}, []))
 journal.end(begun, exit_status=1, incident={"kind": "cuda_oom"}, measured={}, ran=Ran("vllm"))
 print(*{name.partition(".")[0] for name in sys.modules})
 """
@@ -81,7 +81,9 @@ def test_a_journal_of_each_older_schema_keeps_every_attempt_and_has_its_runs(tmp
 def test_an_old_journal_can_be_written(old: Path):
     journal = Journal(old)
     begun = journal.begin(
-        Record("new", 1, ["vllm", "--x"], {}, [], original=["vllm"], folder="/work", files="abc")
+        AttemptRow(
+            "new", 1, ["vllm", "--x"], {}, [], original=["vllm"], folder="/work", files="abc"
+        )
     )
     journal.end(
         begun, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100")
@@ -181,7 +183,7 @@ def test_a_write_loads_sqlite3_and_no_sql_toolkit(tmp_path: Path, is_there: bool
 
 def test_a_transaction_that_fails_changes_nothing(tmp_path: Path):
     journal = Journal(tmp_path / "j")
-    journal.begin(Record("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, []))
     with (
         pytest.raises(JournalError, match="no such table: other"),
         open_file(journal.path, 1.0) as database,
@@ -208,4 +210,4 @@ def test_a_locked_file_is_waited_for_no_longer_than_asked(tmp_path: Path):
     with contextlib.closing(sqlite3.connect(journal.path)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(JournalError, match="locked"):
-            journal.begin(Record("s", 1, ["x"], {}, []))
+            journal.begin(AttemptRow("s", 1, ["x"], {}, []))

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.errors import InputError
-from oomguard.journal.store import Journal, Ran, Record, default_path
+from oomguard.journal.store import AttemptRow, Journal, Ran, default_path
 
 WRITER = """
 import sys
 from pathlib import Path
-from oomguard.journal.store import Journal, Record
+from oomguard.journal.store import Journal, AttemptRow
 journal = Journal(Path(sys.argv[1]))
 for number in range(1, 26):
-    begun = journal.begin(Record(sys.argv[2], number, ["run"], {"n": number}, []))
+    begun = journal.begin(AttemptRow(sys.argv[2], number, ["run"], {"n": number}, []))
     journal.end(begun, exit_status=number % 2, incident=None, measured={"n": number})
 """
 PATCH = {"setting": "max_model_len", "from": 8192, "to": 4096}
@@ -41,7 +41,7 @@ def test_a_new_journal_is_empty_and_makes_its_folder(journal):
 def test_a_record_is_read_back_as_it_was_written(journal):
     before = time.time()
     begun = journal.begin(
-        Record(
+        AttemptRow(
             "s",
             1,
             ["vllm", "serve", "ü"],
@@ -65,11 +65,11 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_n
     journal,
 ):
     ours, theirs = Journal(journal.path), Journal(journal.path)
-    begun = ours.begin(Record("ours", 1, ["x"], {}, [], who="ann"))
+    begun = ours.begin(AttemptRow("ours", 1, ["x"], {}, [], who="ann"))
     with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
         database.execute("DELETE FROM run")
         database.execute("DELETE FROM attempt")
-    theirs.begin(Record("theirs", 1, ["y"], {}, []))
+    theirs.begin(AttemptRow("theirs", 1, ["y"], {}, []))
     ours.end(begun, exit_status=3, incident=None, measured={})
 
     assert [(each.session, each.exit_status) for each in journal.records()] == [
@@ -84,12 +84,12 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_n
 
 def test_a_later_attempt_of_a_run_that_was_removed_still_tells_whose_it_is(journal):
     begun = journal.begin(
-        Record("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7")
+        AttemptRow("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7")
     )
     journal.end(begun, exit_status=1, incident=None, measured={})
     with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
         database.execute("DELETE FROM run")
-    journal.begin(Record("s", 2, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 2, ["x"], {}, []))
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
         assert database.execute("SELECT original, who, host FROM run").fetchall() == [
             ('["x", "y"]', "ann", "node7")
@@ -97,7 +97,7 @@ def test_a_later_attempt_of_a_run_that_was_removed_still_tells_whose_it_is(journ
 
 
 def test_an_attempt_that_runs_has_no_end(journal):
-    journal.begin(Record("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, []))
 
     (record,) = journal.records()
 
@@ -106,7 +106,7 @@ def test_an_attempt_that_runs_has_no_end(journal):
 
 def test_an_attempt_without_an_incident_has_none(journal):
     journal.end(
-        journal.begin(Record("s", 1, ["x"], {}, [])), exit_status=0, incident=None, measured={}
+        journal.begin(AttemptRow("s", 1, ["x"], {}, [])), exit_status=0, incident=None, measured={}
     )
 
     assert journal.records()[0].incident is None
@@ -114,14 +114,14 @@ def test_an_attempt_without_an_incident_has_none(journal):
 
 
 def test_a_start_that_is_given_is_kept(journal):
-    journal.begin(Record("s", 1, ["x"], {}, [], started_at=123.5))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, [], started_at=123.5))
 
     assert journal.records()[0].started_at == 123.5
 
 
 def test_only_the_row_that_ended_is_ended(journal):
-    first = journal.begin(Record("s", 1, ["x"], {}, []))
-    journal.begin(Record("s", 2, ["x"], {}, []))
+    first = journal.begin(AttemptRow("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 2, ["x"], {}, []))
     journal.end(first, exit_status=7, incident=None, measured={})
 
     assert [record.exit_status for record in journal.records()] == [7, None]
@@ -129,7 +129,7 @@ def test_only_the_row_that_ended_is_ended(journal):
 
 def test_records_are_in_order_and_by_session(journal):
     for session, number in [("a", 1), ("b", 1), ("a", 2)]:
-        journal.begin(Record(session, number, ["x"], {}, []))
+        journal.begin(AttemptRow(session, number, ["x"], {}, []))
 
     assert [(record.session, record.number) for record in journal.records()] == [
         ("a", 1),
@@ -142,13 +142,13 @@ def test_records_are_in_order_and_by_session(journal):
 
 def test_a_session_s_name_is_no_sql(journal):
     name = "'; DROP TABLE attempt; --"
-    journal.begin(Record(name, 1, [name], {}, []))
+    journal.begin(AttemptRow(name, 1, [name], {}, []))
 
     assert [record.session for record in journal.records(name)] == [name]
 
 
 def test_a_journal_is_opened_again(journal):
-    journal.begin(Record("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, []))
 
     assert len(Journal(journal.path).records()) == 1
 
@@ -156,7 +156,7 @@ def test_a_journal_is_opened_again(journal):
 def test_runs_have_numbers_without_gaps_whatever_their_attempts(journal):
     for session in "ab":
         for number in (1, 2, 3):
-            journal.begin(Record(session, number, ["x"], {}, []))
+            journal.begin(AttemptRow(session, number, ["x"], {}, []))
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
         assert database.execute("SELECT number, session FROM run").fetchall() == [
             (1, "a"),
@@ -170,7 +170,7 @@ def test_what_is_known_of_a_run_stays_if_a_later_attempt_does_not_say_it(journal
         (2, Ran("vllm", None, "./m", None)),
         (3, None),
     ):
-        begun = journal.begin(Record("s", number, ["x"], {}, []))
+        begun = journal.begin(AttemptRow("s", number, ["x"], {}, []))
         journal.end(begun, exit_status=1, incident=None, measured={}, ran=ran)
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
         found = database.execute("SELECT engine, engine_version, model, device FROM run").fetchall()
@@ -250,7 +250,7 @@ plain = (
 def test_any_record_is_read_back(tmp_path_factory, command, values, patches):
     journal = Journal(tmp_path_factory.mktemp("journal") / "j.sqlite3")
     journal.end(
-        journal.begin(Record("s", 1, command, values, patches, predicted=values)),
+        journal.begin(AttemptRow("s", 1, command, values, patches, predicted=values)),
         exit_status=0,
         incident=values,
         measured=values,

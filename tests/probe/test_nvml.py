@@ -178,7 +178,7 @@ def test_every_session_is_closed(library, mode):
 
 SESSION = """
 import ctypes, json
-from oomguard.observe import nvml
+from oomguard.probe import nvml
 session = nvml.Session.begin()
 again = [session.devices(), session.devices()]
 once = nvml.devices()

@@ -31,7 +31,7 @@ def kept_once() -> KeptPatterns:
 
 def test_a_kept_pattern_is_not_compiled_again_and_finds_the_same(monkeypatch):
     kept_once()
-    monkeypatch.setattr(pattern.pattern, "trusted_pattern", None)
+    monkeypatch.setattr(pattern, "trusted_pattern", None)
 
     again = KeptPatterns().compiled(TEXT)
 

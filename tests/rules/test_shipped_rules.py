@@ -24,7 +24,7 @@ def shipped() -> RuleSet:
 
 def test_loading_the_shipped_rules_compiles_no_pattern_and_no_condition():
     code = (
-        "import sys; from oomguard.rules import expressions, load; load.load_rules();"
+        "import sys; from oomguard.rules import expressions, rule_files as load; load.load_rules();"
         " print('regex' in sys.modules, expressions._compiled.cache_info().currsize)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from oomguard.core.incident import Partial, SettingInForce
+from oomguard.core.incident import SettingInForce
 from oomguard.core.log import get_logger
+from oomguard.core.partial_results import Partial
 from oomguard.engines.start_attempt import MadeAgain
 from oomguard.engines.vllm.in_process.requests import Unfinished
 from oomguard.probe.host import Cgroup, read_cgroup

@@ -103,7 +103,7 @@ class Own:
     def __call__(self, *a, **k): return self._factory(*a, **k)
 logging.setLogRecordFactory(Own(logging.getLogRecordFactory()))
 register()
-from oomguard.engines.vllm.in_process import leftovers, speaking
+from oomguard.engines.vllm.in_process import start as leftovers, message_sender as speaking
 speaking._speaker.is_over = True
 register()
 logging.getLogger("vllm").error("once")
@@ -194,7 +194,7 @@ print(flush=True)
 sys.stdin.readline()
 logging.getLogger("vllm").error("not heard")
 logging.getLogger("vllm").error("not heard")
-from oomguard.engines.vllm.in_process import leftovers, speaking
+from oomguard.engines.vllm.in_process import start as leftovers, message_sender as speaking
 print(speaking._speaker.is_over)
 """
     env = {**os.environ, LISTENER: str(listener.path)}

@@ -26,7 +26,7 @@ ROOT = str(Path(__file__).parents[4])
 TAKES_TURNS = """
 import sys, time
 from pathlib import Path
-from oomguard.engines.vllm.in_process import turns
+from oomguard.engines.vllm.in_process import start as turns
 turns._LOOKS_EVERY_S = 0.001
 folder, number = Path(sys.argv[1]), sys.argv[2]
 for _ in range(10):
