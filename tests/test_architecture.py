@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parents[1] / "oomguard"
 
@@ -23,10 +28,11 @@ ROOMS = (
     {"diagnosis"},
     {"planning", "comparison"},
     {"report"},
-    {"journal", "retry", "telemetry"},
+    {"journal", "retry"},
     {"guarding", "analyst", "testing"},
-    {"instrumentation", "mapping", "cluster"},
+    {"instrumentation"},
     {"cli"},
+    {"mapping", "telemetry", "cluster"},
     {"__main__", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
@@ -86,6 +92,114 @@ def test_imports_point_one_way():
         if room(path) != "__init__"
         for name in sorted(imported(tree_of(path)))
         if name != room(path) and LEVEL[name] >= LEVEL[room(path)]
+    ]
+    assert not wrong
+
+
+OPTIONAL = ("cluster", "mapping", "telemetry")
+CUDA_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
+    "capacity of 23.64 GiB of which 4.12 MiB is free. Including non-PyTorch memory, this process "
+    "has 23.62 GiB memory in use.\n"
+)
+SMALL_MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 16,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 8192,
+}
+GUARDED_CALL = """
+import oomguard
+
+@oomguard.guard
+def double(rows):
+    return [2 * row for row in rows]
+
+assert double([1, 2]) == [2, 4]
+calls = []
+
+@oomguard.guard
+def fail(rows):
+    calls.append(len(rows))
+    raise MemoryError("out of memory")
+
+try:
+    fail([1, 2])
+except MemoryError:
+    print("raised")
+"""
+
+
+@pytest.mark.parametrize("missing", OPTIONAL)
+def test_the_rest_works_without_an_optional_package(tmp_path, missing):
+    copy = tmp_path / "site" / "oomguard"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", missing))
+    (copy.parent / "rules").symlink_to(PACKAGE.parent / "rules")
+    assert not (copy / missing).exists()
+    (tmp_path / "oom.log").write_text(CUDA_OOM)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(copy.parent),
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path),
+    }
+
+    def python(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            check=False,
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    where = python("-c", "import oomguard; print(oomguard.__file__)")
+    assert where.stdout.strip() == str(copy / "__init__.py")
+
+    diagnosed = python("-m", "oomguard", "diagnose", "--exit-code", "oom.log")
+    assert diagnosed.returncode == 1, diagnosed.stderr
+    assert "20.00 MiB" in diagnosed.stdout
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_MODEL))
+    planned = python("-m", "oomguard", "plan", "--model", "model", "--gpu-memory", "24GiB")
+    assert planned.returncode == 0, planned.stderr
+
+    ran = python("-m", "oomguard", "run", "--", "sh", "-c", "exit 7")
+    assert ran.returncode == 7
+    assert not ran.stderr
+
+    called = python("-c", GUARDED_CALL)
+    assert called.stdout == "raised\n", called.stderr
+
+
+def test_only_the_registration_point_names_the_optional_packages():
+    wrong = []
+    for path in SOURCES:
+        own = room(path)
+        if own == "__init__" or own in OPTIONAL:
+            continue
+        named = imported(tree_of(path)) & set(OPTIONAL)
+        text = path.read_text()
+        is_named = any(f"oomguard.{package}." in text for package in OPTIONAL)
+        if named or (is_named and path != PACKAGE / "core" / "extensions.py"):
+            wrong.append(str(path.relative_to(PACKAGE)))
+    assert not wrong
+
+
+def test_optional_packages_do_not_import_each_other():
+    wrong = [
+        str(path.relative_to(PACKAGE))
+        for path in SOURCES
+        if room(path) in OPTIONAL and imported(tree_of(path)) & (set(OPTIONAL) - {room(path)})
     ]
     assert not wrong
 

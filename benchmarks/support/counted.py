@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from oomguard.journal.store import AttemptRow, Journal
+from oomguard.journal.codec import AttemptRow
+from oomguard.journal.store import Journal
 from support.commands import ROOT
 
 ENGINE = ROOT / "tests" / "analyst" / "fake_engine.py"

@@ -18,7 +18,7 @@ import simulated_gpus
 from simulated_gpus import Gpus
 
 from oomguard.cluster.placement.leases import LeaseFolder
-from oomguard.cluster.placement.placer import waiting_before
+from oomguard.cluster.placement.placer import earlier_starts
 from support.supervising import RUN
 
 # Llama 3.1 8B: 15 GiB in bfloat16, which fits on 24 GiB with requests of 8,192 tokens.
@@ -86,7 +86,7 @@ class Watch:
         since_s: float | None = None
         while not self._stop.wait(0.02):
             with folder.gate():  # not between a choice and its lease
-                waiting = list(waiting_before(folder, None))
+                waiting = list(earlier_starts(folder, None))
                 free = set(keys) - set(folder.holders(keys))
             now = time.monotonic()
             if any(free & set(one.usable) for one in waiting):

@@ -360,7 +360,8 @@ class JournalHook:
             journal.end(
                 begun, exit_status=status, incident=incident, measured=attempt.measured, **end
             )
-        except Exception as error:  # noqa: BLE001 - an error of SQLite or the disk must not stop the run
+        except Exception as error:  # noqa: BLE001
+            # an error of SQLite or the disk must not stop the run
             self._give_up(error)
 
     def _begin(

@@ -13,6 +13,9 @@ from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.process_state import status_in_words
 from oomguard.retry.ledger import Ledger
 
+# The server's own time to end after a hang; what hangs seldom takes it.
+END_S: Final = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class CommandTerminator:

@@ -18,6 +18,7 @@ from oomguard.cli.standard_output import (
     separate_lost_output,
 )
 from oomguard.core.errors import OomguardError, exit_status_of
+from oomguard.core.extensions import optional_commands
 
 # Name -> (module, one line for --help). The help page imports no sub-command.
 _COMMANDS: Final = {
@@ -37,10 +38,7 @@ _COMMANDS: Final = {
         "oomguard.cli.plan",
         "Estimate the memory of each GPU before you start anything.",
     ),
-    "gpus": (
-        "oomguard.cli.gpus",
-        "Show each GPU with its processes, its lease, and hidden devices.",
-    ),
+    **optional_commands(),
     "report": (
         "oomguard.cli.report",
         "Write the figures of a start as an anonymous record to contribute.",

@@ -6,13 +6,14 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
 import click
 
 from oomguard.cli.options import (
+    F,
     Moment,
     color_option,
     console,
@@ -20,74 +21,14 @@ from oomguard.cli.options import (
     policy_options,
     report_configuration,
 )
-from oomguard.cli.read_inputs import reading
-from oomguard.cli.render import RenderOptions, Screen, text_of, unmasked_if
-from oomguard.cluster.fleet.findings import IncidentSummary
-from oomguard.cluster.fleet.groups import FleetSummary, summed
+from oomguard.cli.render import RenderOptions, Screen
 from oomguard.core.errors import InputError, UsageError
+from oomguard.core.extensions import extension
 from oomguard.scan.inputs import Input, find_inputs, read_once
 from oomguard.scan.source import printable_path
 
-
-def summarize(
-    inputs: Sequence[Input],
-    work: RenderOptions,
-    jobs: int,
-    on: str,
-    write: Callable[[str], None],
-    errors: list[InputError],
-    *,
-    since: float | None,
-    left_out: int,
-) -> bool:
-    """Read all inputs and write their summary; return whether any input is an out-of-memory.
-
-    Most arguments are those of ``read_all``.
-
-    Args:
-        errors: the errors of paths that lead to no input; more are added.
-        since: Unix seconds; incidents printed earlier are left out. None for all.
-        left_out: the number of inputs that were last written before ``since``.
-    """
-    findings: list[IncidentSummary] = []
-    failed = unread = 0
-    unfound = len(errors)
-    with reading(inputs, work, jobs, on, write) as (outcomes, finish):
-        for outcome in outcomes:
-            finish("")
-            findings += outcome.findings
-            failed += outcome.found
-            if outcome.error:
-                errors.append(InputError(outcome.error, hint=outcome.hint))
-                unread += not outcome.found and not outcome.findings
-    summary = summed(
-        findings,
-        inputs=len(inputs) - unread,
-        failed=failed,
-        unread=unfound + unread,
-        left_out=left_out,
-        since=since,
-    )
-    with unmasked_if(not work.masked):
-        write(_rendered(summary, work))
-    return summary.failed > 0
-
-
-def _rendered(summary: FleetSummary, work: RenderOptions) -> str:
-    if work.quiet and not summary.incidents and work.form != "json":
-        return ""
-    if work.form == "json":
-        from oomguard.cluster.fleet.summary_report import summary_json
-
-        return summary_json(summary) + "\n"
-    if work.form == "markdown":
-        from oomguard.cluster.fleet.summary_report import summary_markdown
-
-        return summary_markdown(summary)
-    from oomguard.cluster.fleet.summary_report import print_summary
-
-    screen = work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
-    return text_of(screen, lambda console: print_summary(console, summary))
+# Where a command writes what it found: standard output, or a file that is cut back to what was
+# written whole.
 
 
 @contextlib.contextmanager
@@ -194,6 +135,17 @@ class _Jobs(click.IntRange):
         return int(super().convert(value, param, ctx))
 
 
+_FLEET: Final = extension("fleet_summary")
+
+
+def _summary_option(function: F) -> F:
+    """Add --summary, if the package that groups incidents is installed."""
+    if _FLEET is None:
+        return function
+    with_summary: F = _FLEET.summary_option(function)
+    return with_summary
+
+
 @click.command("diagnose")
 @click.argument("paths", nargs=-1, metavar="[PATH …|-]")
 @option(
@@ -246,11 +198,7 @@ class _Jobs(click.IntRange):
         "the local one)."
     ),
 )
-@option(
-    "--summary",
-    is_flag=True,
-    help="Group the incidents of all inputs, and show the change that fixes most of them.",
-)
+@_summary_option
 @option(
     "--since",
     type=Moment(),
@@ -296,7 +244,6 @@ def command(
     follow: bool,
     jobs: int,
     on: str,
-    summary: bool,
     since: float | None,
     exit_code: bool,
     allow: str | None,
@@ -307,6 +254,7 @@ def command(
     quiet: bool,
     verbose: bool,
     color: str,
+    summary: bool = False,
 ) -> int:
     """Explain why memory ran out: each incident with its numbers, cause and actions.
 
@@ -319,7 +267,7 @@ def command(
     shows an out-of-memory failure. 2 after bad usage, an unreadable or damaged input, or a full
     disk. Errors of inputs are reported after all other inputs are done.
     """
-    from oomguard.cli.render import RenderOptions, Screen
+    from oomguard.cli.render import RenderOptions
 
     _report_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
@@ -369,8 +317,10 @@ def command(
         )
         if follow:
             found = _follow(paths[0], work, write)
-        elif summary:
-            found = summarize(inputs, work, jobs, on, write, errors, since=since, left_out=left_out)
+        elif summary and _FLEET is not None:
+            found = _FLEET.summarize(
+                inputs, work, jobs, on, write, errors, since=since, left_out=left_out
+            )
         else:
             from oomguard.cli.read_inputs import read_all
 
@@ -431,7 +381,8 @@ def _expand(
         else:
             others = ""
         click.echo(
-            f"oomguard: skipped a link without a target: {printable_path(inputs.dangling[0])}{others}",
+            "oomguard: skipped a link without a target: "
+            f"{printable_path(inputs.dangling[0])}{others}",
             err=True,
         )
     if inputs.no_logs and not quiet:

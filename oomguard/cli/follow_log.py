@@ -163,7 +163,8 @@ class _Reading:
         form = format_of(self._head, self._path)
         if form is not None:
             raise InputError(
-                f"{printable_path(self._path)}: this is {form.name} data, which oomguard cannot follow",
+                f"{printable_path(self._path)}: this is {form.name} data, which oomguard cannot "
+                "follow",
                 hint="run it without --follow",
             )
         encoding, first_byte = encoding_of(self._head)

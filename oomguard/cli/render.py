@@ -7,18 +7,17 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError
+from oomguard.core.extensions import extension
 from oomguard.core.incident import Diagnosis, Incident
 from oomguard.core.setting_spellings import parse_assignment
 from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from oomguard.cluster.fleet.findings import IncidentSummary
 
 
 _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
@@ -106,7 +105,7 @@ class RenderedInput:
     found: bool = False
     error: str = ""
     hint: str | None = None
-    findings: tuple[IncidentSummary, ...] = ()
+    findings: tuple[Any, ...] = ()
 
 
 class InputRenderer:
@@ -253,13 +252,13 @@ def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
     return open_log(path, on_read)
 
 
-def _findings(diagnosis: Diagnosis) -> tuple[IncidentSummary, ...]:
-    """Return the incidents of one input for a summary."""
-    if not diagnosis.incidents:
+def _findings(diagnosis: Diagnosis) -> tuple[Any, ...]:
+    """Return what a summary needs of one input."""
+    fleet = extension("fleet_summary")
+    if fleet is None or not diagnosis.incidents:
         return ()
-    from oomguard.cluster.fleet.findings import findings_of, modified_at
-
-    return findings_of(diagnosis, modified_at(diagnosis.source))
+    found: tuple[Any, ...] = fleet.findings_in(diagnosis)
+    return found
 
 
 def unmasked_if(is_unmasked: bool) -> contextlib.AbstractContextManager[None]:

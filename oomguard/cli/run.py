@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
 import click
 
+from oomguard.analyst.attempt_hooks import AttemptHooks
 from oomguard.analyst.side_effects import OwnFiles, of_journal
-from oomguard.cli.metrics_option import metrics_option, run_observed
 from oomguard.cli.options import (
     CommandAfterDashes,
     Duration,
@@ -29,10 +29,15 @@ from oomguard.cli.options import (
     read_rules,
     report_configuration,
 )
-from oomguard.cli.placement_options import PlacementOptions, placement_options
-from oomguard.cli.ranks_options import RanksOptions, ranks_options
-from oomguard.cli.scheduler_options import SchedulerContext, SchedulerOptions, scheduler_options
-from oomguard.cli.serving_options import END_S, ServerContext, ServingOptions, serving_options
+from oomguard.cli.run_extensions import (
+    ClusterChoices,
+    ClusterSupport,
+    NoCluster,
+    RunSetup,
+    cluster_options,
+    metrics_option,
+    run_attempts,
+)
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis
 from oomguard.journal.location import JournalUrl, Location, default_path
@@ -352,10 +357,7 @@ JOURNAL_BUSY_S: Final = 1.0
     show_default=True,
     help="Format of the events on standard error.",
 )
-@placement_options
-@ranks_options
-@serving_options
-@scheduler_options
+@cluster_options
 @output_options
 @click.pass_context
 def command(
@@ -371,7 +373,6 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
-    metrics: str | None,
     snapshot: str | None,
     journal: Location | None,
     reuse: bool,
@@ -379,15 +380,11 @@ def command(
     grace: float,
     pty: bool,
     log_format: str,
-    placement: PlacementOptions,
-    ranks: RanksOptions,
-    restart: str,
-    hang_after: float,
-    termination_message: str | None,
-    scheduling: SchedulerOptions,
     quiet: bool,
     verbose: bool,
     color: str,
+    metrics: str | None = None,
+    cluster: ClusterChoices | None = None,
 ) -> int:
     """Run a command; if it runs out of memory, explain why, change settings, and run it again.
 
@@ -405,7 +402,6 @@ def command(
             "oomguard run cannot be called from another command",
             hint="for example: oomguard run -- python script.py",
         )
-    from oomguard.analyst.attempt_hooks import AttemptHooks
     from oomguard.analyst.journal_hook import JournalHook
     from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.nested_run import outer_run
@@ -413,6 +409,7 @@ def command(
     from oomguard.engines.command import Launch
 
     signals = link.signals
+    choices = cluster or NoCluster()
     configure_log(log_format, quiet=quiet, verbose=verbose)
     report_configuration(ctx, get_logger().warning, get_logger().debug)
     link.options.update(
@@ -420,19 +417,15 @@ def command(
         pty=pty,
         quiet=quiet,
         is_json=log_format == "json",
-        status_by_cause=scheduling.exit_status != "own",
+        status_by_cause=choices.has_status_by_cause,
         input_path=None if input_file is None else str(Path(input_file).absolute()),
     )
     outer = outer_run()
     if outer is not None:
-        get_logger().debug(
-            "Another oomguard run is around this one and does the relaunches", outer_pid=outer
-        )
-    serving = ServingOptions(restart, hang_after, termination_message).checked(
-        is_inside=outer is not None
-    )
+        get_logger().debug("the outer run changes and runs again", outer_pid=outer)
+    choices = choices.check(is_inside=outer is not None)
     if outer is None:
-        relaunches = serving.relaunches(ctx, max_relaunches)
+        relaunches = choices.max_relaunches(max_relaunches)
     else:
         relaunches = 0
     limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
@@ -452,14 +445,10 @@ def command(
             print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
     launch = Launch(tuple(argv))
-    beside = ServerContext(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-    job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
+    support = choices.begin(RunSetup(launch, signals, grace, pinned, outer))
     start = _hung_start(link, rules, grace)
-    scheduler = SchedulerContext(
-        scheduling, beside.health, is_inside=outer is not None, tells=job.is_reporter_of_ranks
-    )
-    configure_log(log_format, quiet=quiet or not (job.is_reporter or verbose), verbose=verbose)
-    if job.is_reporter:
+    configure_log(log_format, quiet=quiet or not (support.is_reporter or verbose), verbose=verbose)
+    if support.is_reporter:
         opens = partial(_journal, journal)
     else:
         opens = None
@@ -472,32 +461,30 @@ def command(
         dry_run,
         on_failure,
         idempotent,
-        AttemptHooks((start, *beside.companions, *scheduler.companions, *job.companions)),
-        restarts=serving.restarts,
-        ended_by_us=lambda: start.ended_by_us() or beside.ended_by_us() or job.ended_by_us(),
-        placing=placement.placing(argv, pinned, outer),
+        AttemptHooks((start, *support.companions)),
+        restarts=support.restarts,
+        ended_by_us=lambda: start.ended_by_us() or support.ended_by_us(),
+        placing=support.assign_devices(),
         own_files=OwnFiles(
             report,
-            termination_message,
+            *support.own_files,
             *of_journal(journal if isinstance(journal, Path) else None),
             late=[] if snapshot_request is None else [snapshot_request.files],
         ),
-        together=job.together,
+        together=support.coordinator,
     )
-    known = changes_to_reuse(
-        launch, policy, journal, reuse=reuse and outer is None and job.may_reuse()
-    )
-    supervision.begins_with = scheduler.begins_with(policy) or known
-    run_observed_command = beside.reporting_errors(scheduler.report_error)(run_observed)
-    with job:
-        outcome = scheduler.classified(
-            run_observed_command(supervision, link, ctx, metrics, is_inner=outer is not None)
-        )
-        beside.report(outcome)
-        if job.is_reporter:  # of several ranks only one reports, and the others end after it
-            _report_everywhere(outcome, scheduler, snapshot_request, report)
+    may_reuse = reuse and outer is None and support.may_reuse()
+    known = changes_to_reuse(launch, policy, journal, reuse=may_reuse)
+    supervision.begins_with = support.begins_with(policy) or known
+    with support:
+        with support.reporting_errors():
+            outcome = run_attempts(supervision, link, ctx, metrics, is_inner=outer is not None)
+        outcome = support.classify(outcome)
+        support.report_end(outcome)
+        if support.is_reporter:  # of several ranks one does, and the others end after it
+            _report_everywhere(outcome, support, snapshot_request, report)
             _show_attempts(outcome, color, quiet=quiet)
-            scheduler.requeue(outcome)
+            support.requeue(outcome)
     return outcome.status
 
 
@@ -505,7 +492,7 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     """Return the detector of a start that failed but does not end."""
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import LiveOutput
-    from oomguard.analyst.outcome import CommandTerminator
+    from oomguard.analyst.outcome import END_S, CommandTerminator
 
     end = CommandTerminator(link.signals, min(grace, END_S))
     return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)
@@ -524,12 +511,12 @@ def _check(rules: tuple[str, ...], report: str | None) -> None:
 
 def _report_everywhere(
     outcome: Outcome,
-    scheduler: SchedulerContext,
+    support: ClusterSupport,
     snapshot_request: SnapshotRequest | None,
     report: str | None,
 ) -> None:
     """Report the end of the run to the scheduler, the snapshot's log line and the report file."""
-    scheduler.report(outcome)
+    support.report_to_scheduler(outcome)
     if snapshot_request is not None:
         snapshot_request.report(outcome)
     if report is not None:

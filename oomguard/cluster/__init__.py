@@ -1,3 +1,1 @@
-"""Optional parts for many devices, processes and machines: placement, ranks, serving, schedulers,
-fleet logs.
-"""
+"""Support clusters: device placement, ranks, servers, schedulers, and summaries of many logs."""

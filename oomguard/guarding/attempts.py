@@ -14,6 +14,7 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.process_state import disabled
 from oomguard.core.settings import setting
 from oomguard.diagnosis.diagnose import default_rules
+from oomguard.guarding.call_metrics import report_attempt, report_end_of_call
 from oomguard.guarding.failure import (
     annotate,
     clear,
@@ -28,7 +29,6 @@ from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.retry.ledger import Ledger
-from oomguard.telemetry import guarded_calls
 
 # The settings with which a loop succeeded after a failure, by its line and its first settings.
 _ran_with: Final[
@@ -119,14 +119,14 @@ class _Loop:
             name = ""
         else:
             name = type(error).__name__
-        guarded_calls.attempted(
+        report_attempt(
             ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak})
         )
         if error is not None and incident is not None:
             if ledger.choose(incident, ledger.settings.__contains__):
                 return True
             annotate(error, incident, ledger.attempts)
-        guarded_calls.call_ended()
+        report_end_of_call()
         return False
 
     def _diagnose(self, error: Exception) -> Incident | None:

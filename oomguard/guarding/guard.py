@@ -39,6 +39,7 @@ from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding import observers
 from oomguard.guarding.batch_size_cache import BatchSizeCache
+from oomguard.guarding.call_metrics import report_attempt, report_death, report_end_of_call
 from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
 from oomguard.guarding.intercept import entered, in_force, watch, watching
 from oomguard.guarding.observers import attempted
@@ -476,10 +477,9 @@ class Guard:
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
         """Add an attempt, unless its call succeeded at once; several threads may do so."""
-        from oomguard.telemetry import guarded_calls
 
         attempted(attempt)
-        guarded_calls.attempted(attempt)
+        report_attempt(attempt)
         if self._function is None and not is_healthy:
             with self._lock:
                 self._attempts.append(attempt)
@@ -490,18 +490,14 @@ class Guard:
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Replace an attempt that succeeded but has failed since."""
-        from oomguard.telemetry import guarded_calls
-
-        guarded_calls.died(attempt, now)
+        report_death(attempt, now)
         with self._lock:
             kept = [now if one is attempt else one for one in self._attempts]
             self._attempts = deque(kept, maxlen=MAX_ATTEMPTS_KEPT)
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
         """Record the end of a call: finished rows under ``with``, attempts for a function."""
-        from oomguard.telemetry import guarded_calls
-
-        guarded_calls.call_ended()
+        report_end_of_call()
         if self._function is None:
             self.partial = partial
         elif attempts:

@@ -1,1 +1,1 @@
-"""Seeing: what memory was before, at most during, and after, by whom."""
+"""Measure memory: before a call, at its peak, and after it, for each device and the host."""

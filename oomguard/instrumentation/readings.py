@@ -1,5 +1,6 @@
-"""Every counter of this machine, read again and again: torch's, NVML's, the host's; one that is
-unknown is left out.
+"""Read every memory counter of this machine: torch's, NVML's and the host's.
+
+Unknown counters are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _RESIDENT: Final = Counter(HOST, RESIDENT)
 
 
 class Readings:
-    """The counters, with NVML and the kernel's file kept open between ``begin`` and ``end``."""
+    """Read the counters; NVML and a kernel file stay open between ``begin`` and ``end``."""
 
     def __init__(self) -> None:
         self._nvml: Session | None = None
@@ -29,39 +30,37 @@ class Readings:
         self._is_own: dict[int, bool] = {}
 
     def begin(self) -> None:
-        """Open them, where they are."""
+        """Open NVML and the kernel file, if they exist."""
         self._resident = Resident()
         self._nvml = Session.begin()
         # NVML tells the host's process ids: in a container they are other processes' here.
         self._knows_pids = self._nvml is not None and bool(sees_host_pids())
 
     def end(self) -> None:
-        """Close them."""
+        """Close NVML and the kernel file."""
         self.forget_files()
         if self._nvml is not None:
             self._nvml.end()
             self._nvml = None
 
     def forget_files(self) -> None:
-        """Close the kernel's file: in a fork of this process it tells of the parent."""
+        """Close the kernel file in a forked child, because it describes the parent."""
         resident = self._resident
         self._resident = None
         if resident is not None:
             resident.end()
 
     def now(self) -> Bytes:
-        """Return what every counter shows."""
+        """Return the values of all counters."""
         return self._with_others(torch_memory.now())
 
     def of_call(self) -> Bytes:
-        """Return what a call's use is told by: torch's counters, and where it has none here NVML's
-        and the host's.
-        """
+        """Return the counters for one call: torch's, or without torch NVML's and the host's."""
         found = torch_memory.now()
         return found or self._with_others(found)
 
     def limits(self) -> Bytes:
-        """Return what each device has."""
+        """Return the total memory of each device."""
         found = torch_memory.limits()
         if self._nvml is not None:
             names = self._names(found)
@@ -71,7 +70,7 @@ class Readings:
         return found
 
     def _with_others(self, found: Bytes) -> Bytes:
-        """Add NVML's counters and the host's to torch's."""
+        """Add NVML's and the host's counters to torch's."""
         if self._nvml is not None:
             found |= self._of_nvml(found)
         kept = self._resident
@@ -97,9 +96,7 @@ class Readings:
         return found
 
     def _names(self, of_torch: Bytes) -> dict[int, str]:
-        """Return what NVML's devices are called: by torch's number those that torch works on, else
-        all by NVML's own.
-        """
+        """Return a name for each NVML device in use by torch, or for all without torch."""
         assert self._nvml is not None  # noqa: S101 - asked only while it is open
         uuids = self._nvml.uuids
         worked_on = sorted(
@@ -112,7 +109,7 @@ class Readings:
         if not worked_on:
             return {index: f"GPU {index}" for index in uuids}
         names: dict[int, str] = {}
-        with contextlib.suppress(Exception):  # a torch whose devices have no identity
+        with contextlib.suppress(Exception):  # this torch does not report the identity of a device
             cuda = sys.modules["torch"].cuda
             for name in worked_on:
                 own = str(cuda.get_device_properties(int(name.removeprefix("cuda:"))).uuid)
@@ -122,8 +119,9 @@ class Readings:
         return names
 
     def _shares(self, device: Device) -> dict[str, int]:
-        """Return what all processes use of a device, and this one and the others where NVML tells
-        them apart.
+        """Return a device's memory in use: of all processes, of this one, and of the others.
+
+        The last two are left out if NVML does not report them.
         """
         if device.total_bytes is None or device.free_bytes is None:
             return {}
@@ -138,7 +136,7 @@ class Readings:
         return found
 
     def _belongs_here(self, pid: int) -> bool:
-        """Return whether a process is this one or was started by it, as an engine's core is."""
+        """Return whether a process is this one or its descendant, such as an engine core."""
         if pid not in self._is_own:
             import psutil
 

@@ -1,6 +1,4 @@
-"""One thread that reads the counters for every watch that is open, as often as each asks; it ends
-with the last of them.
-"""
+"""Read the counters in one thread for all open watches; it ends with the last watch."""
 
 from __future__ import annotations
 
@@ -17,16 +15,13 @@ from oomguard.instrumentation.readings import Bytes, Readings
 from oomguard.probe.host import peak_resident_bytes
 from oomguard.probe.torch_memory import Peaks
 
-# The samples of one watch: every one of them at first, then fewer, with what was most between two
-# kept.
+# The samples of one watch: all at first, then fewer, each with the peak of its interval.
 
 MOST_SAMPLES: Final = 8192
 
 
 class Samples:
-    """Samples in the order of time; twice as many seconds lie between two each time that they are
-    too many.
-    """
+    """Hold samples in order of time; whenever they are too many, the interval doubles."""
 
     def __init__(self, most: int = MOST_SAMPLES) -> None:
         self._most = most
@@ -35,7 +30,7 @@ class Samples:
         self._waiting: list[Sample] = []
 
     def add(self, seconds: float, values: Bytes) -> None:
-        """Take a sample."""
+        """Add a sample."""
         sample = Sample(seconds, values)
         if self._together == 1:
             self._samples.append(sample)
@@ -54,12 +49,12 @@ class Samples:
             self._waiting.clear()
 
     def all(self) -> tuple[Sample, ...]:
-        """Return them."""
+        """Return all samples."""
         return tuple(sorted((*self._samples, *self._waiting), key=lambda sample: sample.seconds))
 
 
 def _most(samples: list[Sample]) -> Sample:
-    """Return one sample for several: at the last one's time, with the most of each counter."""
+    """Merge samples into one, with the last one's time and the peak of each counter."""
     if len(samples) == 1:
         return samples[0]
     values: Bytes = {}
@@ -69,11 +64,8 @@ def _most(samples: list[Sample]) -> Sample:
     return Sample(samples[-1].seconds, values)
 
 
-# The use of each counter, made of what it showed before, at most, and after.
-
-
 def most(*sizes: int | None) -> int | None:
-    """Return the largest of the sizes that are known; None where none is."""
+    """Return the largest known size, or None if none is known."""
     return max((size for size in sizes if size is not None), default=None)
 
 
@@ -83,9 +75,7 @@ def uses_of(
     after: Mapping[Counter, int],
     limits: Mapping[Counter, int],
 ) -> tuple[MemoryUse, ...]:
-    """Return the use of every counter that was read at any time; only torch keeps the exact peak of
-    its own.
-    """
+    """Return every counter's use: before, peak and after. Only torch's peak is exact."""
     return tuple(
         MemoryUse(
             key.device,
@@ -102,44 +92,43 @@ def uses_of(
 
 readings: Final = Readings()
 _STAYS_S: Final = 1.0
-_LONGEST_WAIT_S: Final = 3600.0  # a lock takes no longer one than threading.TIMEOUT_MAX
+_LONGEST_WAIT_S: Final = 3600.0  # a lock accepts no longer timeout than threading.TIMEOUT_MAX
 
 
-class Sampled(Protocol):
-    """Who is given samples."""
+class SampleReceiver(Protocol):
+    """Define an object that receives samples."""
 
     sample_every_s: float
 
     def sample(self, now_s: float, values: Bytes) -> None:
-        """Take what the counters showed at this moment of ``time.monotonic``."""
+        """Take the values of the counters at a time of ``time.monotonic``."""
 
     def renew_lock(self) -> None:
-        """In a fork of this process the thread may have held it, and nobody is left to
-        release it.
-        """
+        """Replace the lock in a forked child, where no thread would ever release it."""
 
 
 class _Sampler:
-    """The thread and whom it reads for; ``readings`` is open for as long as there is anyone."""
+    """Run the sampling thread; ``readings`` is open while there is any receiver."""
 
     def __init__(self) -> None:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Know nobody: in a fork of this process the thread does not go on."""
+        """Forget all receivers in a forked child, where the thread does not exist."""
         self._lock = threading.Lock()
-        self._due: dict[Sampled, float] = {}
+        self._due: dict[SampleReceiver, float] = {}
         self._thread: threading.Thread | None = None
-        # What the thread waits for: locked while there is no news for it. Each thread has its own.
+        # The thread waits for this lock, which is locked while there is no news. Each thread has
+        # its own.
         self._news = threading.Lock()
         self._waits_until_s = 0.0
 
-    def everyone(self) -> tuple[Sampled, ...]:
-        """Return whom it reads for."""
+    def everyone(self) -> tuple[SampleReceiver, ...]:
+        """Return all receivers."""
         return tuple(self._due)
 
-    def add(self, sampled: Sampled) -> None:
-        """Sample for one more; start the thread for the first."""
+    def add(self, sampled: SampleReceiver) -> None:
+        """Add a receiver; start the thread for the first one."""
         with self._lock:
             self._due[sampled] = due_s = time.monotonic() + sampled.sample_every_s
             if self._thread is None:
@@ -153,9 +142,10 @@ class _Sampler:
             elif due_s < self._waits_until_s:
                 self._wake()
 
-    def remove(self, sampled: Sampled, *, stays: bool = False) -> threading.Thread | None:
-        """Sample for one fewer; with the last return the thread, which ends now, or soon where it
-        ``stays``.
+    def remove(self, sampled: SampleReceiver, *, stays: bool = False) -> threading.Thread | None:
+        """Remove a receiver.
+
+        With the last one, return the thread, which ends now, or a moment later if it ``stays``.
         """
         with self._lock:
             self._due.pop(sampled, None)
@@ -167,7 +157,7 @@ class _Sampler:
         return thread
 
     def _wake(self) -> None:
-        """Have the thread look again; whoever calls this holds the lock."""
+        """Wake the thread. The caller must hold the lock."""
         if self._news.locked():
             self._news.release()
 
@@ -180,8 +170,8 @@ class _Sampler:
         wait_s = 0.0
         is_last_wait = False
         while True:
-            # A plain lock: a condition makes one at each wait, in a thread that has to wake up as
-            # seldom and as briefly as it can.
+            # Use a plain lock, because a condition creates one at each wait. The thread must wake
+            # up as rarely and briefly as possible.
             is_told = news.acquire(timeout=wait_s)
             values: Bytes = {}
             with self._lock:
@@ -195,9 +185,8 @@ class _Sampler:
                 for sampled in due:
                     self._due[sampled] = now_s + sampled.sample_every_s
                 if due:
-                    with contextlib.suppress(
-                        Exception
-                    ):  # a device that is lost: this sample is, not the user's work
+                    with contextlib.suppress(Exception):
+                        # A lost device costs this sample, not the user's work.
                         values = readings.now()
                 is_last_wait = not self._due
                 self._waits_until_s = min(self._due.values(), default=now_s + _STAYS_S)
@@ -211,7 +200,7 @@ sampler = _Sampler()
 
 
 def _renew() -> None:
-    """In a fork of this process."""
+    """Reset the thread and all locks in a forked child."""
     for sampled in sampler.everyone():
         sampled.renew_lock()
     readings.forget_files()
@@ -221,16 +210,13 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-# The counters over a whole watch: before it, at most during it, after it, and samples of the time
-# between.
+# The counters over a whole watch: before it, at the peak, after it, and samples in between.
 
 _RESIDENT: Final = Counter(HOST, RESIDENT)
 
 
-class Measured:
-    """What a watch measures each time that it is entered and left; before is what was before the
-    first time.
-    """
+class WatchMeasurement:
+    """Measure a watch over all its entries; "before" is before the first entry."""
 
     def __init__(self) -> None:
         self.began_s = 0.0
@@ -246,7 +232,7 @@ class Measured:
         self._is_resident_exact = False
 
     def begin(self) -> None:
-        """Begin, or go on."""
+        """Begin or continue."""
         values = readings.now()
         now_s = time.monotonic()
         if self.ended_s is None:
@@ -258,7 +244,7 @@ class Measured:
         self.take(values, now_s)
 
     def end(self) -> None:
-        """End, so far."""
+        """End for now."""
         self._after = readings.now()
         self.ended_s = time.monotonic()
         self.take(self._after, self.ended_s)
@@ -267,23 +253,24 @@ class Measured:
             self._peaks = None
         peak = peak_resident_bytes()
         before = self._resident_before
-        # The kernel keeps one peak for the whole life of the process: it is that of the watch where
-        # it rose in it.
+        # The kernel keeps one peak for the whole process. It is the watch's peak if it rose during
+        # the watch.
         self._is_resident_exact = peak is not None and before is not None and peak > before
         if peak is not None and self._is_resident_exact:
             self._rise_to({_RESIDENT: peak})
 
     def take(self, values: Bytes, now_s: float) -> None:
-        """Take what the counters showed at this moment of ``time.monotonic``."""
+        """Take the values of the counters at a time of ``time.monotonic``."""
         self._rise_to(values)
         if self._peaks is not None:
             self._peaks.follow()
         self.samples.add(now_s - self.began_s, values)
-        if not self._limits_asked_of.issuperset(values):  # once for each counter: some have none
+        # once for each counter, because some have no value
+        if not self._limits_asked_of.issuperset(values):
             self._ask_limits_of(values)
 
     def uses(self) -> tuple[MemoryUse, ...]:
-        """Return every counter's use, up to now while the watch goes on."""
+        """Return every counter's use, up to now if the watch is active."""
         if self._peaks is not None:
             self._after = readings.now()
             self.take(self._after, time.monotonic())
@@ -297,9 +284,8 @@ class Measured:
         )
 
     def _ask_limits_of(self, values: Bytes) -> None:
-        self.limits = (
-            self.limits | readings.limits()
-        )  # another dict: rows keep the one that was there when they ended
+        # Make a new dictionary: finished rows keep the old one.
+        self.limits = self.limits | readings.limits()
         self._limits_asked_of.update(values)
 
     def _rise_to(self, values: Bytes) -> None:

@@ -1,7 +1,6 @@
-"""The watch: a context manager and a decorator that see what memory was before, at most during, and
-after.
+"""Watch memory before, at the peak and after a block or a function, with ``oomguard.watch``.
 
-It changes nothing: what the body does, and what it raises, is as without it.
+It does not change what the body does or raises.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from oomguard.guarding.observers import (
 )
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.sampler import Measured, most, readings, sampler, uses_of
+from oomguard.instrumentation.sampler import WatchMeasurement, most, readings, sampler, uses_of
 from oomguard.probe import torch_memory
 from oomguard.probe.torch_memory import Peaks
 
@@ -58,42 +57,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# What is told of a span or a mark that is made while its watch is not entered: nothing of it is in
-# what the watch saw.
+# Spans and marks outside their watch are not recorded, so they cause a warning.
 
 
-class Outside:
-    """Those of one watch: a warning for the first span and the first mark, as a function in a loop
-    may make a million.
-    """
+class InactiveUseWarnings:
+    """Warn once about a span and once about a mark, because a loop may make a million."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def tell(self, kind: str, label: object) -> None:
-        """Warn of one; the user's work goes on, for a watch changes nothing of it."""
-        if kind in self._told or disabled():
+    def warn(self, kind: str, label: object) -> None:
+        """Log a warning; the user's work continues."""
+        if kind in self._warned or disabled():
             return
-        self._told.add(kind)
+        self._warned.add(kind)
         from oomguard.core.log import get_logger
 
         hint = (
-            "make it inside with oomguard.watch() as seen:, or enter the watch again around it "
-            f"(with seen:); a later {kind} is not told"
+            "make it inside with oomguard.watch() as seen:, or enter the watch again (with "
+            f"seen:). oomguard warns about a {kind} only once"
         )
         get_logger().warning(
-            f"a {kind} is not noted: its watch has ended or has not begun",
+            f"a {kind} is not recorded because its watch is not active",
             label=records.shown(str(label)),
             hint=hint,
         )
 
 
-# A file that the user asks for, by a name of the user's: written whole, or left as it was.
+# A user's file is written completely, or stays as it was.
 
+# /dev/stdout may be a file that others write too.
 _OPEN_FILES: Final = {
     Path("/dev"),
     Path("/proc"),
-}  # /dev/stdout may be a file, and others write to it too
+}
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OTHER_PICTURES: Final = {
     ".pdf",
@@ -111,25 +108,23 @@ _OTHER_PICTURES: Final = {
 
 
 def refuse_other_format(path: str | PathLike[str]) -> None:
-    """Raise UsageError if a PNG's name ends in the suffix of another format: viewers would call the
-    file damaged.
-    """
+    """Raise UsageError if a PNG's name has another format's suffix."""
     suffix = Path(path).suffix.lower()
     if suffix in _OTHER_PICTURES:
         raise UsageError(
-            f"{path}: to_png writes PNG, and {suffix} is another format",
+            f"{path}: to_png writes PNG, but {suffix} is another format",
             hint=(
-                f"name it {Path(path).with_suffix('.png')}; seen.plot().savefig(path) writes "
-                "matplotlib's other formats"
+                f"name it {Path(path).with_suffix('.png')}; for other formats use "
+                "seen.plot().savefig(path)"
             ),
         )
 
 
 def write(path: str | PathLike[str], content: bytes) -> None:
-    """Write a file in a folder that is there; a pipe or a device is written to as it is.
+    """Write a file in an existing folder; write to a pipe or a device directly.
 
     Raises:
-        UsageError: it cannot be written; what was there before is as it was.
+        UsageError: the file cannot be written. Its old content is unchanged.
     """
     named = Path(path)
     try:
@@ -137,7 +132,7 @@ def write(path: str | PathLike[str], content: bytes) -> None:
             with named.open("ab") as file:
                 file.write(content)
             return
-        target = named.resolve()  # a link stays one
+        target = named.resolve()  # follow a link, so that it stays a link
         if not target.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         write_whole(target, content)
@@ -150,19 +145,18 @@ def write(path: str | PathLike[str], content: bytes) -> None:
 def _hint(error: OSError, size_bytes: int) -> str:
     if error.errno in _NO_ROOM:
         return (
-            f"make room for {size_bytes:,} bytes, or name a file on another disk; nothing there "
-            "was changed"
+            f"free {size_bytes:,} bytes, or name a file on another disk; the old file is unchanged"
         )
     if isinstance(error, PermissionError):
-        return "name a file in a folder in which you may write"
-    return "name a file in a folder that is there"
+        return "name a file in a folder that you can write"
+    return "name a file in a folder that exists"
 
 
-# A span of the user's own: a block or a function that has a row in a watch.
+# A span is a block or a function that gets its own row in a watch.
 
 
 class Span:
-    """A row for one block, or for each call of the function that it decorates."""
+    """Record a row for one block, or for each call of the decorated function."""
 
     def __init__(self, watch: Watch, label: object) -> None:
         self._watch = watch
@@ -172,8 +166,8 @@ class Span:
     def __enter__(self) -> None:
         if self._row is not None:
             raise UsageError(
-                f"the span {str(self._label)!r} was used before: a span is used once",
-                hint="write with seen.span(label): at each block; rows may have the same label",
+                f"the span {str(self._label)!r} was already used",
+                hint="create a new one for each block: with seen.span(label): (labels may repeat)",
             )
         self._row = self._watch.row(self._label, "span")
         self._row.__enter__()
@@ -188,7 +182,7 @@ class Span:
             self._row.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:
-        """Give each call of a plain function a row."""
+        """Record a row for each call of a plain function."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -198,18 +192,18 @@ class Span:
         return cast("F", call)
 
 
-# The watch as a decorator: a plain function's and a coroutine's calls are rows, a generator's steps
-# are watched one by one.
+# As a decorator, a watch records calls of plain and coroutine functions as rows, and each step of a
+# generator.
 
 
 def decorate(watch: Watch, function: F) -> F:
-    """Return the function under a watch; raises UsageError for what is no function."""
+    """Return the function under a watch; raise UsageError if it is not a function."""
     if isinstance(function, type) or not callable(function):
         if isinstance(function, type):
             what = f"the class {function.__name__}"
         else:
             what = repr(function)
-        hint = "watch a function or a method, or a block: with oomguard.watch() as seen: ..."
+        hint = "watch a function, a method, or a block: with oomguard.watch() as seen: ..."
         raise UsageError(f"watch expects a function, not {what}", hint=hint)
     name = _name(function)
     runs = _runs(function)
@@ -222,8 +216,9 @@ def decorate(watch: Watch, function: F) -> F:
 
 
 class _Steps:
-    """What is entered for each step of a generator: the next one follows soon, and the sampling
-    thread stays for it.
+    """Enter the watch for each step of a generator.
+
+    The next step follows soon, so the sampling thread stays.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -242,12 +237,13 @@ class _Steps:
 
 
 def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what tells whether its calls are coroutines or generators: of an object with such a
-    ``__call__`` that method.
+    """Return the function that shows whether calls are coroutines or generators.
+
+    For an object it is the method ``__call__``.
     """
     if inspect.isroutine(function) or isinstance(function, functools.partial):
         return function
-    # not whether it can be called, but what is
+    # look for the method itself, because everything callable has an attribute of this name
     method = getattr(function, "__call__", function)  # noqa: B004
     if is_special(method):
         return method
@@ -255,9 +251,7 @@ def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Return what a row calls it: a function's name, that of a partial's function, or the class of
-    an object.
-    """
+    """Return the name of a row: of a function, of a partial's function, or of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None)
@@ -284,14 +278,11 @@ def _coroutine(watch: Watch, function: Callable[..., Any], name: str) -> Callabl
     return coroutine
 
 
-# What is noted of a call when it ends; the row is made of it later: making it there would keep the
-# model's next call waiting.
+# A call's end records only the values. The row is made later, so that the next call need not wait.
 
 
 class EndedCall(NamedTuple):
-    """One call or span that ended; ``began_s`` counts since the watch began, the rest is as in its
-    row.
-    """
+    """Hold the values of a finished call; ``began_s`` counts from the watch's start."""
 
     what: str
     kind: str
@@ -307,7 +298,7 @@ class EndedCall(NamedTuple):
     error: str
 
     def row(self) -> SeenCall:
-        """Return its row."""
+        """Return the row of the call."""
         return SeenCall(
             self.what,
             self.kind,
@@ -321,29 +312,29 @@ class EndedCall(NamedTuple):
         )
 
 
-# One call or span under way, for one watch: its counters before, at most, and after.
+# Measure one running call or span for one watch: before, peak and after.
 
 
 class RowOwner(Protocol):
-    """The watch that a row belongs to."""
+    """Define the watch that a row belongs to."""
 
     @property
     def began_s(self) -> float:
-        """When it began, on the clock of ``time.monotonic``."""
+        """When the watch began, on the clock of ``time.monotonic``."""
 
     @property
     def limits(self) -> Bytes:
-        """What each device has, as far as it was seen."""
+        """The total memory of each device, as far as known."""
 
     def read(self, values: Bytes) -> None:
-        """Take what the counters show at an edge of the call."""
+        """Read the counters at the start or end of a call."""
 
     def keep(self, watched: CallMeasurement, ended: EndedCall) -> None:
-        """Take a call that ended."""
+        """Record a finished call."""
 
 
 class CallMeasurement:
-    """What is measured of a call between its beginning and its end."""
+    """Measure a call from its start to its end."""
 
     def __init__(
         self, keeper: RowOwner, what: str, kind: str, model: str, size: SizeOfCall
@@ -360,19 +351,17 @@ class CallMeasurement:
         self._began_s = self._attempt_began_s = time.monotonic()
 
     def take(self, values: Bytes) -> None:
-        """Take a sample of what this call is told by."""
+        """Take a sample of the counters for this call."""
         self._peaks.take({key: value for key, value in values.items() if key in self._before})
 
     def attempted(self, attempt: Attempt) -> None:
-        """Take an attempt of a guard: it began after the last one was explained, and took its own
-        seconds.
-        """
+        """Record a guard's attempt, which began after the last one was diagnosed."""
         began_s = self._attempt_began_s - self._keeper.began_s
         self._attempts.append(TimedAttempt(attempt, began_s, began_s + attempt.seconds))
         self._attempt_began_s = time.monotonic()
 
     def ended(self, error: BaseException | None) -> None:
-        """Take the end, and what was raised."""
+        """Record the end of the call, and the exception if it raised one."""
         seconds = time.monotonic() - self._began_s
         after = readings.of_call()
         self._peaks.take(after)
@@ -394,16 +383,16 @@ class CallMeasurement:
         self._keeper.keep(self, ended)
 
 
-# The calls that one watch has seen: the first ones row by row, later ones added up by name, so that
-# a night fits.
+# A watch keeps the first calls as rows and adds up later ones by name, so that a long run fits.
 
 MOST_ROWS: Final = 10_000
 _MADE_AT_ONCE: Final = 64
 
 
 class Rows:
-    """Rows in the order in which they began; a row that failed or took several attempts is always
-    one by itself.
+    """Hold rows in the order of their start.
+
+    A row that failed or needed several attempts is always kept separately.
     """
 
     def __init__(self) -> None:
@@ -412,7 +401,7 @@ class Rows:
         self._added_up: dict[tuple[str, str, str], SeenCall] = {}
 
     def add(self, call: EndedCall) -> None:
-        """Take a call that ended."""
+        """Add a finished call."""
         self._ended.append(call)
         if len(self._ended) >= _MADE_AT_ONCE:
             self._make()
@@ -433,7 +422,7 @@ class Rows:
             self._added_up[key] = row
 
     def all(self) -> tuple[SeenCall, ...]:
-        """Return them, those that are added up at the end."""
+        """Return all rows; the added-up ones come last."""
         self._make()
         return (*sorted(self._rows, key=lambda row: row.began_s), *self._added_up.values())
 
@@ -471,14 +460,20 @@ def _plus(one: int | None, other: int | None) -> int | None:
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_SAMPLE_EVERY_S: Final = 0.1
 _MOST_MARKS: Final = 10_000
-_OFF: Final = "OOMGUARD_DISABLE is set: nothing is watched"
+_OFF: Final = "OOMGUARD_DISABLE is set, so oomguard watches nothing"
 
 
 class Watch:
-    """What one ``oomguard.watch`` sees; ``print`` shows it as a table.
+    """Record what one ``oomguard.watch`` sees; ``print`` shows it as a table.
+
+    ```python
+    with oomguard.watch() as seen:
+        llm.generate(prompts)
+    print(seen)
+    ```
 
     Attributes:
-        sample_every_s: seconds between two samples.
+        sample_every_s: the interval of samples in seconds.
     """
 
     def __init__(self, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S) -> None:
@@ -486,11 +481,11 @@ class Watch:
         self._lock = threading.RLock()
         self._entered = 0
         self._error = ""
-        self._measured = Measured()
+        self._measured = WatchMeasurement()
         self._rows = Rows()
         self._marks: list[Mark] = []
         self._under_way: list[CallMeasurement] = []
-        self._outside = Outside()
+        self._outside = InactiveUseWarnings()
 
     def __enter__(self) -> Watch:
         if disabled():
@@ -514,11 +509,12 @@ class Watch:
         self.leave(kind)
 
     def leave(self, kind: type[BaseException] | None = None, *, stays: bool = False) -> None:
-        """Leave what was entered, and end with the last of it.
+        """Leave the watch; the last exit ends it.
 
         Args:
-            kind: what is raised.
-            stays: whether the sampling thread waits a moment for who enters again.
+            kind: the type of the raised exception, or None.
+            stays: whether the sampling thread stays for a moment, because the watch is entered
+                again soon.
         """
         with self._lock:
             if not self._entered:
@@ -547,8 +543,9 @@ class Watch:
         self.leave(kind)
 
     def __call__(self, function: F) -> F:
-        """Watch every call of a function: sync, async, generator or async generator, also a method;
-        ``function.seen`` is this.
+        """Watch every call of a function, generator or method, sync or async.
+
+        The function's attribute ``seen`` is this watch.
         """
         return decorate(self, function)
 
@@ -561,7 +558,7 @@ class Watch:
         return table_text(self.timeline)
 
     def _repr_png_(self) -> bytes | None:
-        """Return the plot for a notebook's cell; None if matplotlib is not installed."""
+        """Return the plot for a notebook cell, or None if matplotlib is not installed."""
         from oomguard.report.timeline import png
 
         try:
@@ -571,17 +568,17 @@ class Watch:
 
     @property
     def began_s(self) -> float:
-        """When it was first entered, on the clock of ``time.monotonic``."""
+        """When the watch was first entered, on the clock of ``time.monotonic``."""
         return self._measured.began_s
 
     @property
     def limits(self) -> Bytes:
-        """What each device has, as far as it was seen."""
+        """The total memory of each device, as far as known."""
         return self._measured.limits
 
     @property
     def timeline(self) -> Timeline:
-        """All that was seen so far, as one record."""
+        """Everything recorded so far, as one record."""
         with self._lock:
             uses = self._measured.uses()
             measured = self._measured
@@ -600,49 +597,48 @@ class Watch:
 
     @property
     def rows(self) -> tuple[SeenCall, ...]:
-        """Every call and span that ended, in the order in which they began."""
+        """Every finished call and span in the order of their start."""
         with self._lock:
             return self._rows.all()
 
     @property
     def uses(self) -> tuple[MemoryUse, ...]:
-        """Every counter of every device: before the watch, at most during it, and after it (up to
-        now, while it goes on).
-        """
+        """Every counter of every device: before the watch, at its peak, and after it or now."""
         with self._lock:
             return self._measured.uses()
 
     def mark(self, label: object) -> None:
-        """Note this moment under a label, taken as text, with what the counters show; outside the
-        watch warn that it is not noted.
-        """
+        """Record a sample under a label, converted to text. Warns if the watch is not active."""
         if self._entered:
             without_mistake(self._mark, str(label))
         else:
-            without_mistake(self._outside.tell, "mark", label)
+            without_mistake(self._outside.warn, "mark", label)
 
     def span(self, label: object) -> Span:
-        """Give a phase of your own a row: memory before it, at most, and after; outside the watch
-        warn that it has none.
+        """Record a row for a phase of your own. Warns if the watch is not active.
 
         Args:
-            label: any value, taken as text.
+            label: any value, converted to text.
         """
         return Span(self, label)
 
     def table(self, *, most_rows: int = 20) -> Any:
-        """Return the tables for a console of rich: memory by counter, then the calls.
+        """Return the tables for a rich console: memory by counter, then the calls.
 
         Args:
-            most_rows: of more calls, those that failed and those of the largest peaks are shown.
+            most_rows: the largest number of rows. If there are more calls, failed ones and those
+                with the largest peaks are shown.
         """
         from oomguard.report.timeline import tables
 
         return tables(self.timeline, most_rows=most_rows)
 
     def to_csv(self, path: str | PathLike[str], *, samples: bool = False) -> None:
-        """Write one line for each row and counter, sizes in bytes; with ``samples`` one for each
-        sample and counter.
+        """Write one CSV line for each row and counter, sizes in bytes.
+
+        Args:
+            path: the file.
+            samples: write one line for each sample and counter instead.
 
         Raises:
             UsageError: the file cannot be written.
@@ -652,8 +648,7 @@ class Watch:
         write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
 
     def to_trace(self, path: str | PathLike[str]) -> None:
-        """Write the timeline as Chrome trace JSON, for example ``watch.trace.json``, to open at
-        ui.perfetto.dev.
+        """Write the timeline as Chrome trace JSON for ui.perfetto.dev.
 
         Raises:
             UsageError: the file cannot be written.
@@ -663,7 +658,7 @@ class Watch:
         write(path, trace_json(self.timeline).encode())
 
     def plot(self) -> Figure:
-        """Return the timeline as a figure of matplotlib.
+        """Return the timeline as a matplotlib figure.
 
         Raises:
             UsageError: matplotlib is not installed.
@@ -676,8 +671,8 @@ class Watch:
         """Write the plot as PNG.
 
         Raises:
-            UsageError: matplotlib is not installed, the name is that of another format, or the file
-                cannot be written.
+            UsageError: matplotlib is not installed, the name has another format's suffix, or the
+                file cannot be written.
         """
         refuse_other_format(path)
         from oomguard.report.timeline import png
@@ -685,7 +680,7 @@ class Watch:
         write(path, png(self.timeline))
 
     def to_html(self, path: str | PathLike[str]) -> NoReturn:
-        """Raise UsageError: the page was removed."""
+        """Raise UsageError, because oomguard no longer writes HTML."""
         hint = (
             'seen.to_png("watch.png"), seen.to_csv("watch.csv"), or '
             'seen.to_trace("watch.trace.json") for ui.perfetto.dev'
@@ -693,11 +688,11 @@ class Watch:
         raise UsageError(f"{path}: a watch no longer writes HTML", hint=hint)
 
     def began(self, what: str, model: str, size: SizeOfCall) -> CallMeasurement:
-        """Take the beginning of a watched call."""
+        """Record the start of a watched call."""
         return self._open(what, "call", model, size)
 
     def sample(self, now_s: float, values: Bytes) -> None:
-        """Take what the counters showed at this moment."""
+        """Take the values of the counters at a time of ``time.monotonic``."""
         with self._lock:
             if self._entered:
                 self._measured.take(values, now_s)
@@ -705,16 +700,16 @@ class Watch:
                     watched.take(values)
 
     def renew_lock(self) -> None:
-        """Make a lock that nobody holds, in a fork of this process."""
+        """Replace the lock in a forked child, where no thread would ever release it."""
         self._lock = threading.RLock()
 
     def read(self, values: Bytes) -> None:
-        """Take what the counters show now."""
+        """Read the counters now."""
         with self._lock:
             self._measured.take(values, time.monotonic())
 
     def keep(self, watched: CallMeasurement, ended: EndedCall) -> None:
-        """Take a call that ended."""
+        """Record a finished call."""
         with self._lock:
             self._under_way.remove(watched)
             self._rows.add(ended)
@@ -726,11 +721,9 @@ class Watch:
         return watched
 
     def row(self, what: object, kind: str) -> AbstractContextManager[object]:
-        """Return what gives a row to the block that it is entered for; outside the
-        watch, nothing.
-        """
+        """Return a context that records its block as a row; outside the watch it does nothing."""
         if not self._entered:
-            without_mistake(self._outside.tell, kind, what)
+            without_mistake(self._outside.warn, kind, what)
             return contextlib.nullcontext()
         return ObservedBlock(functools.partial(self._open, str(what), kind, "", NO_SIZE))
 
@@ -752,29 +745,36 @@ def watch(function: None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EV
 def watch(
     function: Callable[..., Any] | None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S
 ) -> Any:
-    """Watch memory in a block (``with watch() as seen``) or in every call of a function
-    (``@watch``, ``@watch(...)``).
+    """Watch memory in a block, or as a decorator in each call of a function.
 
-    For each device that torch works on: allocated and reserved, their peaks exact; NVML's figures
-    for all processes, this one and the others; the simulated device of ``oomguard.testing``; the
-    host's memory of this process. Every engine call inside (``generate``, a model's forward pass,
-    vLLM's ``LLM.generate``) is a row. A decorated function has what was seen of all its calls as
-    ``function.seen``.
+    ```python
+    with oomguard.watch() as seen:
+        llm.generate(prompts)
+    print(seen)
+    ```
+
+    For each device that torch uses, the watch records allocated and reserved memory with exact
+    peaks. It adds NVML's figures for all processes, this one and the others. It also records the
+    simulated device of ``oomguard.testing`` and the host memory of this process. Each engine call
+    inside is a row: ``generate``, a model's forward pass, vLLM's ``LLM.generate``. A decorated
+    function has its watch as ``function.seen``.
+
+    The body runs and raises as it would without the watch. CUDA's own peak
+    (``torch.cuda.max_memory_allocated``) is reset at the start of the watch and of each call in it.
 
     Args:
-        sample_every_s: seconds between two samples, which a thread takes: for the plot, and for
-            what has no peak of its own.
+        sample_every_s: the interval of samples in seconds. A thread takes them, for the plot and
+            for counters without an exact peak.
 
     Raises:
-        SettingError: not a time.
-        UsageError: what is watched is no function (a class, a number).
-
-    The body runs and raises as without it. CUDA's own peak (``torch.cuda.max_memory_allocated``)
-    begins anew with the watch and with each call in it.
+        SettingError: ``sample_every_s`` is not a positive number.
+        UsageError: the decorated object is not a function.
     """
     is_number = isinstance(sample_every_s, (int, float)) and not isinstance(sample_every_s, bool)
     if not is_number or not 0 < sample_every_s < math.inf:
-        raise SettingError(f"sample_every_s={sample_every_s!r}", hint="a number of seconds above 0")
+        raise SettingError(
+            f"sample_every_s={sample_every_s!r}", hint="give a number of seconds above 0"
+        )
     made = Watch(sample_every_s=sample_every_s)
     if function is None:
         return made

@@ -1,3 +1,1 @@
-"""Jobs of hours: a function over many items, in batches that fit, each result stored as it is
-finished, each item computed once.
-"""
+"""Apply a function to many items in batches that fit, and store each result as it is finished."""

@@ -1,10 +1,9 @@
-"""What identifies a computation: results of another model, other settings or another function are
-never taken for its own.
+"""Identify a computation, so that results of another model, function or setting are not reused.
 
-What the user says of it (``identity``) counts, beside the function's module and name, what it
-closes over and what ``functools.partial`` bound; its code, and what it reads from its module, are
-noted with the results, so that an edit is told. Where nothing is said, code and what it reads count
-themselves, with the names of the models that it uses.
+With ``identity``, these count: the user's values, the module and name of the function, its closure,
+and the arguments that ``functools.partial`` bound. Its code and what it reads from its module are
+stored with the results, so that oomguard can warn after an edit. Without ``identity``, the code,
+the values that it reads and the names of its models count themselves.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 from oomguard.probe import torch_memory
 
-# What a function does and reads: its code, that of the helpers in its module, and the values that
-# they read from around them.
+# A function's digest covers its code, the code of helpers in its module, and the values that they
+# read.
 
 _STORES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
 _ADDING: Final = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
@@ -36,17 +35,17 @@ Values = dict[str, Any]
 
 
 class FunctionCode:
-    """What is read of a function.
+    """Hold what oomguard reads of a function.
 
     Attributes:
-        closed: what it closes over, and its arguments' defaults, by name; what it counts up itself,
-            or writes into, is not among them.
-        around: what it reads from its module.
+        closed: the closure and the arguments' defaults, by name. Values that the function itself
+            changes are left out.
+        around: the values that it reads from its module.
 
     Args:
         function: the function.
-        decorators: the functions that ``functools.wraps`` made of it; those of other modules count
-            by what they close over.
+        decorators: the functions that ``functools.wraps`` made of it. Those of other modules count
+            by their closure.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class FunctionCode:
 
     @property
     def digest(self) -> str:
-        """The digest of all the code."""
+        """The digest of all code."""
         return self._code.hexdigest()
 
     def _read(self, function: types.FunctionType) -> None:
-        self._code.update(_told(function))
+        self._code.update(_code_bytes(function))
         self._take(self.closed, _closed(function), function)
         self._take(self.around, _from_module(function), function)
 
@@ -81,14 +80,13 @@ class FunctionCode:
                 if value.__module__ == reader.__module__ and value not in self._seen:
                     self._seen.add(value)
                     self._read(value)
-            elif not _is_same(values.setdefault(name, value), value):  # a helper's own of that name
+            # a helper has its own value of this name
+            elif not _is_same(values.setdefault(name, value), value):
                 values[f"{name} of {reader.__qualname__}"] = value
 
 
 def plain_function(function: Callable[..., Any]) -> types.FunctionType | None:
-    """Return the function in Python that a method or an object runs when it is called; None of what
-    is written in another language.
-    """
+    """Return the Python function behind a method or a callable object, or None for native code."""
     if not isinstance(function, (types.FunctionType, types.MethodType, type)):
         function = type(function).__call__
     function = getattr(function, "__func__", function)
@@ -103,9 +101,9 @@ def _is_same(one: Any, other: Any) -> bool:
     )
 
 
-def _told(function: types.FunctionType) -> bytes:
-    """Return what a function does, without names of files, numbers of lines and its docstring."""
-    told: list[Any] = []
+def _code_bytes(function: types.FunctionType) -> bytes:
+    """Return a function's code as bytes, without file names, line numbers and its docstring."""
+    parts: list[Any] = []
     for part in _codes(function.__code__):
         consts = [const for const in part.co_consts if not _is_code(const)]
         if (
@@ -118,12 +116,12 @@ def _told(function: types.FunctionType) -> bytes:
             sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const)
             for const in consts
         ]
-        told.append((part.co_code, part.co_names, plain))
-    return repr(told).encode("utf-8", "surrogatepass")
+        parts.append((part.co_code, part.co_names, plain))
+    return repr(parts).encode("utf-8", "surrogatepass")
 
 
 def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function takes along from where it was made."""
+    """Yield the values in a function's closure and its arguments' defaults."""
     code = function.__code__
     defaults = function.__defaults__ or ()
     stored = _stored(function)
@@ -139,18 +137,16 @@ def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _from_module(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    names = {name for code in _codes(function.__code__) for name in code.co_names} - _stored(
-        function
-    )
-    yield from (
-        (name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__
-    )
+    names: set[str] = set()
+    for code in _codes(function.__code__):
+        names.update(code.co_names)
+    for name in sorted(names - _stored(function)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
 
 
 def _stored(function: types.FunctionType) -> set[str]:
-    """Return the names around a function that it assigns itself, or whose content it writes:
-    ``seen.append(x)``, ``seen[x] = 1``.
-    """
+    """Return the outer names that a function assigns or changes, as in ``seen.append(x)``."""
     stored: set[str] = set()
     for code in _codes(function.__code__):
         steps = [
@@ -164,14 +160,14 @@ def _stored(function: types.FunctionType) -> set[str]:
 
 
 def _writes(steps: list[dis.Instruction]) -> bool:
-    """Return whether the steps after a value was read write into it."""
+    """Return whether the instructions after a value was read change it."""
     if steps:
         first = steps[0]
     else:
         first = None
     if first is not None and first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         return first.argval in (*_ADDING, *_TAKING)
-    for step in steps:  # those that make a key
+    for step in steps:  # instructions that compute a key
         if step.opname.startswith(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "COPY")):
             return True
         if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
@@ -192,24 +188,22 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, types.CodeType)
 
 
-# What a value is, as bytes that are the same in every process: equal content has an equal digest.
-#
-# JSON-able values count by their JSON (a tuple is its list), tensors and arrays by type, shape and
-# bytes.
+# A digest describes a value's content and is the same in every process. JSON-compatible values
+# count by their JSON (a tuple is its list); tensors and arrays by type, shape and bytes.
 
 DIGEST_BYTES: Final = 16
 
 
 class UnknownContentError(TypeError):
-    """A value whose content cannot be told; the message is its type."""
+    """Report a value whose content is unknown; the message is its type."""
 
 
 def digest(value: Any) -> bytes:
     """Return the digest of a value's content.
 
     Raises:
-        UnknownContentError: it, or something in it, is neither JSON-able nor a tensor, an array,
-            bytes or a path.
+        UnknownContentError: the value contains something other than JSON, tensors, arrays, bytes
+            and paths.
     """
     if isinstance(value, str):
         text = "t" + value
@@ -222,13 +216,13 @@ def digest(value: Any) -> bytes:
             TypeError,
             ValueError,
             RecursionError,
-        ) as error:  # keys of several types, a list that holds itself
+        ) as error:  # keys of several types, or a list that contains itself
             raise UnknownContentError(f"{_name(type(value))}: {error}") from None
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def _stand_in(value: Any) -> Any:
-    """Return something JSON-able that stands for a value which is not."""
+    """Return a JSON-compatible replacement for a value."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"bytes": _hashed(value)}
     if isinstance(value, PurePath):
@@ -263,34 +257,32 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Which values are small and plain, so that they count by their content: settings, as JSON has them,
-# and small tensors.
+# Small and plain values count by their content: settings, as in JSON, and small tensors.
 
 SCALARS: Final = (str, int, float, bool, bytes, type(None))
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
-# Values and containers in one value: settings have tens, and a data set that lies beside the
-# function is not read at each call.
+# Limit of values and containers in one value. Settings have tens; a larger value is a data set,
+# which is too slow to read at each call.
 _MOST: Final = 1000
 _MOST_NUMBERS: Final = 2**20
 _DEEPEST: Final = 20
 
 
 class NotPlainError(TypeError):
-    """A value that is large, or holds something else than plain values; the message is its type."""
+    """Report a value that is large or contains other than plain values; the message is its type."""
 
 
 def is_container(value: Any) -> bool:
-    """Return whether a value holds settings, as a dict, a list or the namespace of ``argparse``
-    does.
-    """
+    """Return whether a value is a dictionary, a list or an ``argparse`` namespace."""
     return (
         isinstance(value, (dict, list, tuple, set, frozenset, *_NAMESPACES))
         or _numbers(value) is not None
     )
 
 
-def plain(value: Any) -> Any:
-    """Return a value as ``digest`` takes it, with namespaces as dicts and sets in an order.
+def plain_content(value: Any) -> Any:
+    """Return a value as ``digest`` accepts it: namespaces become dictionaries, and sets are
+    sorted.
 
     Raises:
         NotPlainError: it has more than 1,000 values, or others than texts, numbers and small
@@ -329,7 +321,7 @@ def _plain(value: Any, left: list[int], deepest: int) -> Any:
 
 
 def _numbers(value: Any) -> int | None:
-    """Return how many numbers a tensor or an array has; None of anything else."""
+    """Return the number of elements of a tensor or an array, or None for another value."""
     if isinstance(value, type):
         return None
     if hasattr(value, "untyped_storage"):
@@ -339,45 +331,41 @@ def _numbers(value: Any) -> int | None:
     return None
 
 
-# What a model is, where the user does not say it: its name, values of its weights, and the settings
-# that its modules hold.
-#
-# Training and a new download change the weights, a sweep changes a module's scale or hangs a hook
-# on it; a hook's content cannot be told.
+# Without ``identity`` a model counts by its name, some values of its weights, and its modules'
+# settings. Training or a new download changes the weights. A parameter sweep may change a module's
+# scale or add a hook; the content of a hook is unknown.
 
-# What a model has that a list of prompts, a lock or a logger has not.
+# Attributes that only a model has, unlike a list of prompts, a lock or a logger.
 _OF_MODELS: Final = ("parameters", "generate")
 _NO_VALUE: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-# Values that are read of each weight: training changes nearly all, and reading all of them would
-# take as long as loading them.
+# Number of values to read of each weight. Training changes nearly all of them, and reading
+# everything would take as long as loading.
 _SAMPLED: Final = 64
 _DIGEST_BYTES: Final = 8
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
-# Whose hooks move weights and note outputs: they come with the model and change no result.
+# Modules whose hooks only move weights or record outputs, so they do not change a result.
 _KNOWN_HOOKS: Final = frozenset({"accelerate", "oomguard", "peft", "torch", "transformers"})
-# What a forward pass itself may set: a table of positions that grew, whether bitsandbytes has
-# chosen its type.
+# Attributes that a forward pass may set itself, such as a larger position table or bitsandbytes'
+# type.
 _OWN_NOTES: Final = ("cache", "_is_set")
-# Of a module's own notes (a name that begins with "_"), those of peft that decide which adapter is
-# used.
+# Private attributes of peft that decide which adapter is used.
 _COUNTED_NOTES: Final = frozenset({"_active_adapter", "_disable_adapters"})
 
 
 class UnnamedModelError(TypeError):
-    """A model of which nothing tells what it is; the message is its type and what is amiss."""
+    """Report a model without an identity; the message is its type and what is missing."""
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value is a model, or holds one as a pipeline of transformers does."""
+    """Return whether a value is a model, or contains one like a transformers pipeline."""
     return _is_model_itself(value) or _is_model_itself(_inner(value))
 
 
 def model_name(value: Any) -> str:
-    """Return the name and revision of a model, with digests of values of its weights, or of its
-    folder's files, and of its settings.
+    """Return a model's name and revision, with digests of weights or files and of settings.
 
     Raises:
-        UnnamedModelError: it has no name, or hooks that change what it computes.
+        UnnamedModelError: it has no name, or it has hooks that may change its results.
     """
     if _is_model_itself(value):
         model = value
@@ -415,9 +403,12 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _hook(model: Any) -> str | None:
-    """Return the name of a forward hook that the user hung on a model or on one of its modules."""
+    """Return the name of a forward hook that the user added to a model or a module, or None."""
     for place, module in _modules(model):
-        for hook in (hook for kind in _HOOKS for hook in getattr(module, kind).values()):
+        hooks: list[Any] = []
+        for kind in _HOOKS:
+            hooks += getattr(module, kind).values()
+        for hook in hooks:
             function = getattr(hook, "func", hook)  # functools.partial
             package = (getattr(function, "__module__", None) or "").partition(".")[0]
             if package not in _KNOWN_HOOKS:
@@ -429,18 +420,18 @@ def _hook(model: Any) -> str | None:
 
 
 def _generation(model: Any) -> str | None:
-    """Return a digest of how a model generates; None where it does not say it."""
+    """Return a digest of a model's generation settings, or None without any."""
     to_dict = getattr(getattr(model, "generation_config", None), "to_dict", None)
     if not callable(to_dict):
         return None
-    said = {name: value for name, value in to_dict().items() if name != "transformers_version"}
-    text = json.dumps(said, sort_keys=True, default=lambda value: type(value).__qualname__)
+    settings = {name: value for name, value in to_dict().items() if name != "transformers_version"}
+    text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
     return f"generation {_models_short(text)}"
 
 
 def _settings(model: Any) -> str | None:
-    """Return a digest of the plain attributes of a model's modules, without what these note for
-    themselves; None of other models.
+    """Return a digest of the plain public attributes of a model's modules, or None without
+    modules.
     """
     found: list[Any] = []
     for place, module in _modules(model):
@@ -450,7 +441,7 @@ def _settings(model: Any) -> str | None:
             ):
                 continue
             try:
-                found.append((place, name, digest(plain(value)).hex()))
+                found.append((place, name, digest(plain_content(value)).hex()))
             except (NotPlainError, UnknownContentError):
                 continue
     if found:
@@ -463,39 +454,36 @@ def _models_short(text: str) -> str:
 
 
 def _weights(model: Any) -> str | None:
-    """Return a digest of some values of each weight; None where there are none to read: another
-    process or a disk holds them.
-    """
+    """Return a digest of some values of each weight, or None if they are not in this process."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         return None
-    told = blake2b(digest_size=_DIGEST_BYTES)
+    hasher = blake2b(digest_size=_DIGEST_BYTES)
     read = False
     try:
         with torch.no_grad(), torch_memory.on_host():
             for name, module in model.named_modules():
                 for own, weight in _models_stored(module):
-                    told.update(f"{name}.{own} {weight.dtype} {tuple(weight.shape)}".encode())
+                    hasher.update(f"{name}.{own} {weight.dtype} {tuple(weight.shape)}".encode())
                     values = weight.detach().reshape(-1)
                     values = values[:: max(1, values.numel() // _SAMPLED)].to("cpu").contiguous()
-                    told.update(values.view(torch.uint8).numpy().tobytes())
+                    hasher.update(values.view(torch.uint8).numpy().tobytes())
                     read = True
     except (
         RuntimeError,
         NotImplementedError,
         ValueError,
         TypeError,
-    ):  # on the meta device, of a layout without places
+    ):
+        # On the meta device, or in a layout without strides.
         return None
     if read:
-        return f"weights {told.hexdigest()}"
+        return f"weights {hasher.hexdigest()}"
     return None
 
 
 def _models_stored(module: Any) -> list[tuple[str, Any]]:
-    """Return the weights of a module itself, as a checkpoint has them: no caches and no tables that
-    are computed.
-    """
+    """Return the weights of a module as in a checkpoint, without caches and computed tables."""
     buffers = {
         name: held
         for name, held in module._buffers.items()
@@ -509,9 +497,7 @@ def _models_stored(module: Any) -> list[tuple[str, Any]]:
 
 
 def _files(folder: Path) -> str | None:
-    """Return a digest of names, sizes and times of the files in a model's folder; None where its
-    name is none of a folder.
-    """
+    """Return a digest of a model folder's names, sizes and times; None without a folder."""
     try:
         files = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
     except OSError:
@@ -522,25 +508,23 @@ def _files(folder: Path) -> str | None:
 
 CODE: Final = "code of fn"
 _ANY_CODE: Final = ("code", "any")
-_SAY: Final = (
-    'say what identifies it: identity={"model": "org/name", "revision": "main", "seed": 0}'
-)
+_SAY: Final = 'give its identity: identity={"model": "org/name", "revision": "main", "seed": 0}'
 _MAIN: Final = ("__main__", "__mp_main__")
-# Longer lists and dicts are shown as a digest.
+# Longer lists and dictionaries are shown as a digest.
 _READABLE: Final = 60
 _told_of: Final = set[tuple[str, str]]()
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What identifies a computation, and what is told where it changes.
+    """Identify a computation, and describe it for warnings.
 
     Attributes:
-        digest: the same for equal computations only.
-        described: what it is made of, as JSON.
-        name: what ``fn`` is called.
-        code: the code of ``fn`` and what it reads, as JSON, where they do not identify it; None
-            where they do, or need not be compared.
+        digest: equal only for equal computations.
+        described: the parts of the identity, as JSON.
+        name: the name of ``fn``.
+        code: the code of ``fn`` and the values that it reads, as JSON. None: they are a part of the
+            identity, or need not be compared.
     """
 
     digest: bytes
@@ -550,20 +534,26 @@ class Computation:
 
 
 def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -> Computation:
-    """Return what identifies the computation of a function.
+    """Return the computation of a function.
+
+    Args:
+        fn: the function.
+        identity: the user's values. None: use the code and the values that it reads.
 
     Raises:
-        UsageError: what is said of it has no content that can be told, or nothing is said and the
-            function uses an object of which nothing tells what it is.
+        UsageError: a value of ``identity`` has unknown content, or without ``identity`` the
+            function uses an object of unknown content.
     """
     function, bound, decorators = _unbound(fn)
     plain = plain_function(function)
     code = None
     is_said = identity is not None
-    said = {} if identity is None else _checked(identity)
+    given = {} if identity is None else _checked(identity)
     parts: dict[str, Any] = {"function": _full_name(function)}
     parts |= {
-        name: _said(name, value) for name, value in said.items() if (name, value) != _ANY_CODE
+        name: _given_identity(name, value)
+        for name, value in given.items()
+        if (name, value) != _ANY_CODE
     }
     found = {
         name: known
@@ -575,11 +565,11 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
     elif plain is not None:
         read = FunctionCode(plain, decorators)
         closed = _scalars(read.closed)
-        found = {name: value for name, value in closed.items() if name not in said} | found
+        found = {name: value for name, value in closed.items() if name not in given} | found
         if plain.__name__ == "<lambda>":
-            found[CODE] = read.digest  # its name is that of many
-        if "code" not in said:
-            replaced = {name: value for name, value in closed.items() if name in said}
+            found[CODE] = read.digest  # its name is shared by many functions
+        if "code" not in given:
+            replaced = {name: value for name, value in closed.items() if name in given}
             held = _containers(read.closed)[0] | _containers(read.around)[0]
             values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
@@ -592,9 +582,7 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
 
 
 def differences(own: str, other: str) -> list[str]:
-    """Return in what two descriptions, or two codes, differ; the code of two Pythons is not
-    compared.
-    """
+    """Return the differences of two descriptions or codes made by the same Python."""
     mine = json.loads(own)
     others = json.loads(other)
     names = {name for name in {*mine, *others} if _text(mine, name) != _text(others, name)}
@@ -615,7 +603,7 @@ def _text(parts: Mapping[str, Any], name: str) -> str | None:
 
 
 def _shown(parts: Mapping[str, Any], others: Mapping[str, Any], name: str) -> str:
-    """Return a value to show, so that it does not look like the other one."""
+    """Return a value as text that differs from the other value's text."""
     if name not in parts:
         return "(not given)"
     alike = name in others and str(parts[name]) == str(others[name])
@@ -627,9 +615,7 @@ def _shown(parts: Mapping[str, Any], others: Mapping[str, Any], name: str) -> st
 def _unbound(
     fn: Callable[..., Any],
 ) -> tuple[Callable[..., Any], dict[str, Any], list[types.FunctionType]]:
-    """Return the function below ``functools.partial`` and decorators, the arguments that are bound,
-    and what decorators made.
-    """
+    """Return the function below ``functools.partial`` and decorators, and what they bind."""
     bound: dict[str, Any] = {}
     decorators: list[types.FunctionType] = []
     while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
@@ -653,9 +639,7 @@ def _named(function: Callable[..., Any]) -> Any:
 
 
 def _full_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function with its module's; the program's own module has the name of its
-    file.
-    """
+    """Return a function's name with its module; for the main module, the name of its file."""
     named = _named(function)
     module = getattr(named, "__module__", None)
     if module in _MAIN:
@@ -676,24 +660,26 @@ def _full_name(function: Callable[..., Any]) -> str:
 
 def _checked(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(identity, Mapping):
-        raise UsageError(f"identity is {identity!r}", hint=_SAY)
+        raise UsageError(
+            f"identity must be a dictionary with names as keys, got {identity!r}", hint=_SAY
+        )
     for name in identity:
         if not isinstance(name, str):
-            raise UsageError(f"identity has {name!r} for a name: names are texts", hint=_SAY)
+            raise UsageError(f"identity has the key {name!r}, but keys must be texts", hint=_SAY)
     return identity
 
 
-def _said(name: str, value: Any) -> Any:
+def _given_identity(name: str, value: Any) -> Any:
     try:
         return _short(value)
     except UnknownContentError as error:
         raise UsageError(
-            f"identity[{name!r}] is a {error}: its content cannot be told", hint=_SAY
+            f"identity[{name!r}] is a {error}, whose content oomguard cannot identify", hint=_SAY
         ) from None
 
 
 def _bound(name: str, value: Any, *, is_said: bool) -> Any:
-    """Return what a bound argument is; None for an object that the user's own words stand for."""
+    """Return a bound argument's identity, or None for an object if ``identity`` was given."""
     try:
         if is_model(value) and not is_said:
             return _model(name, value)
@@ -702,12 +688,12 @@ def _bound(name: str, value: Any, *, is_said: bool) -> Any:
         if is_said:
             return None
         raise UsageError(
-            f"fn is bound to {name}, a {error}: what identifies it is not known", hint=_SAY
+            f"fn is bound to {name}, a {error}, which oomguard cannot identify", hint=_SAY
         ) from None
 
 
 def _short(value: Any) -> Any:
-    """Return a value that can be read in the description, else the digest of its content."""
+    """Return a value if it is short enough to read, otherwise the digest of its content."""
     known = digest(value).hex()
     if isinstance(value, SCALARS):
         if isinstance(value, bytes):
@@ -715,7 +701,7 @@ def _short(value: Any) -> Any:
         return value
     try:
         text = json.dumps(value)
-    except TypeError:  # it holds bytes or a tensor
+    except TypeError:  # it contains bytes or a tensor
         return known
     if len(text) <= _READABLE:
         return json.loads(text)
@@ -725,7 +711,7 @@ def _short(value: Any) -> Any:
 def _read_from(
     function: Callable[..., Any], decorators: Iterable[types.FunctionType]
 ) -> dict[str, Any]:
-    """Return what a function's code, and what it reads from around it, say of the computation."""
+    """Return the identity that a function's code and the values that it reads add."""
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodType) and is_model(owner):
         return {"model": _model("its object", owner)}
@@ -734,7 +720,7 @@ def _read_from(
     if not isinstance(function, types.FunctionType):
         what = type(owner if owner is not None else function).__qualname__
         raise UsageError(
-            f"fn belongs to an object, a {what}: what identifies it is not known", hint=_SAY
+            f"fn belongs to an object, a {what}, which oomguard cannot identify", hint=_SAY
         )
     read = FunctionCode(function, decorators)
     found = {CODE: read.digest}
@@ -750,28 +736,26 @@ def _read_from(
 
 
 def _containers(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings in dicts, lists and namespaces that are small and plain, and the types of
-    those that are not.
-    """
+    """Return the small plain containers, and the types of the other ones."""
     held = dict[str, Any]()
     unseen = dict[str, str]()
     for name, value in values.items():
         if is_container(value) and not _is_scalar(value):
             try:
-                held[name] = _short(plain(value))
+                held[name] = _short(plain_content(value))
             except (NotPlainError, UnknownContentError):
                 unseen[name] = type(value).__qualname__
     return held, unseen
 
 
 def _tell_of_unseen(function: str, unseen: Mapping[str, str]) -> None:
-    """Say once of what a function reads that its content does not count."""
+    """Warn once about values that a function reads and that do not count."""
     for name, kind in unseen.items():
         if (function, name) not in _told_of:
             _told_of.add((function, name))
             what = (
-                f"fn reads {name}, a {kind} that is large or holds objects: its content does not "
-                "count"
+                f"fn reads {name}, a {kind} that is large or contains objects, so changes of its "
+                "content are not detected"
             )
             get_logger().warning(what, fn=function, hint=_SAY)
 
@@ -787,7 +771,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _of_object(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the texts and numbers of the object whose method, or which itself, is called."""
+    """Return the texts and numbers of a callable object, or of a method's object."""
     if isinstance(function, types.FunctionType):
         owner = None
     else:
@@ -807,6 +791,6 @@ def _model(name: str, model: Any) -> str:
         return model_name(model)
     except UnnamedModelError as error:
         raise UsageError(
-            f"fn uses {name}, a {error}: results of another model could be taken for its own",
+            f"fn uses {name}, a {error}, so oomguard could reuse results of another model",
             hint=_SAY,
         ) from None

@@ -1,6 +1,4 @@
-"""The items of one call of ``map``: read once, each known by its content, and found in the store
-where it is finished.
-"""
+"""Read each item of a call of ``map`` once, identify it, and find its result in the store."""
 
 from __future__ import annotations
 
@@ -16,24 +14,29 @@ from oomguard.core.errors import UsageError
 from oomguard.core.records import Record
 from oomguard.guarding.failure import add_note
 from oomguard.mapping.computation import DIGEST_BYTES, UnknownContentError, digest
-from oomguard.mapping.store import Finished, Key
+from oomguard.mapping.store import FinishedResults, Key
 
-# Items that are looked up together; of a generator no more are read than are computed next.
+# Items that are looked up together. From a generator, ``map`` reads only the next batch.
 READ_AT_ONCE: Final = 800
 WAITING = 0
 FAILED = -1
-_KEY_HINT: Final = "let key= give a text or a number, or a tuple of them"
+_KEY_HINT: Final = "let key= return a text, a number, or a tuple of them"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FailedItem(Record):
-    """An item that has no result; the next call of ``map`` tries it again.
+    """Describe an item without a result; the next call of ``map`` tries it again.
+
+    ```python
+    for item in results.failed:
+        print(item.index, item.error)
+    ```
 
     Attributes:
-        index: its place among the items.
-        key: what ``key=`` gave for it, else the digest of its content.
-        error: the exception's type and message, and below it the diagnosis where memory ran out.
-        never_fits: whether it ran out of memory alone.
+        index: its position among the items.
+        key: its key from ``key=``, or the digest of its content.
+        error: the type and message of the exception, and the diagnosis if memory ran out.
+        never_fits: whether it ran out of memory even alone.
     """
 
     index: int
@@ -43,29 +46,28 @@ class FailedItem(Record):
 
 
 class Items:
-    """Every item that was read, by its index.
+    """Hold every item that was read, by its index.
 
     Attributes:
-        rows: where each one's result is in the store; ``WAITING`` before there is one, ``FAILED``
-            where there will be none.
-        total: how many there will be; None for a generator of unknown length.
-        settled: how many are finished or failed.
-        stopped_by: what reading the next item raised, which the next read raises.
+        rows: the row of each result in the store; ``WAITING`` without one so far, ``FAILED`` for an
+            item that failed.
+        total: the number of items, or None for a generator.
+        settled: the number of finished and failed items.
+        stopped_by: the error of reading the next item, which the next read raises; or None.
 
     Args:
-        items: what the user gave; an iterator is read as far as it is needed, and what waits is
-            held.
-        key: what identifies an item; None: its content.
-        finished: where results of earlier calls are.
+        items: the user's items. An iterator is read only as far as necessary.
+        key: returns the key of an item. None: use its content.
+        finished: the results of earlier calls.
     """
 
     def __init__(
-        self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: Finished
+        self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: FinishedResults
     ) -> None:
         _check(items)
         if key is not None and not callable(key):
             hint = f"give a function: key=lambda item: item[{key!r}]"
-            raise UsageError(f"key is a {type(key).__name__}", hint=hint)
+            raise UsageError(f"key must be a function, got a {type(key).__name__}", hint=hint)
         self._source = items if _is_indexed(items) else None
         self.total: int | None = operator.length_hint(items, -1)
         if self.total < 0:
@@ -88,17 +90,17 @@ class Items:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether all of them are there: they are read before the first is computed, so that a
-        mistake in the last is told first.
+        """Whether all items are available before the first is computed.
+
+        A mistake in the last one is then reported first.
         """
         return self._source is not None
 
     def read(self, most: int = READ_AT_ONCE) -> bool:
-        """Read the next items, at most so many, and look them up in the store; return whether one
-        of them waits.
+        """Read up to ``most`` further items and look them up; return whether one has no result.
 
         Raises:
-            UsageError: an item's content cannot be told, or two have the same key.
+            UsageError: the content of an item is unknown, or two items have the same key.
         """
         start = len(self.rows)
         new = self._take(most)
@@ -119,7 +121,7 @@ class Items:
         return len(found) < len(new)
 
     def _take(self, most: int) -> list[Any]:
-        """Take the next items; where reading fails, those before it are computed first."""
+        """Take the next items; if reading fails, earlier items are computed first."""
         if self.stopped_by is not None:
             raise self.stopped_by
         new: list[Any] = []
@@ -132,13 +134,14 @@ class Items:
         return new
 
     def key_of(self, index: int) -> Key:
-        """Return what identifies an item in the store."""
+        """Return the key of an item in the store."""
         at = index * DIGEST_BYTES
         return bytes(self._digests[at : at + DIGEST_BYTES]), self._occurrences.get(index, 0)
 
     def shown_key(self, index: int) -> str:
-        """Return an item's key to show: what ``key`` gave, else its digest and, from the second
-        equal one on, its number.
+        """Return an item's key for messages.
+
+        It is the key from ``key``, or the digest; a repeated digest gets a number.
         """
         if self._key is not None and (self._source is not None or index in self._held):
             return str(self._key(self[index]))
@@ -146,7 +149,7 @@ class Items:
         return item.hex() + (f"#{occurrence + 1}" if occurrence else "")
 
     def settle(self, index: int, row: int) -> None:
-        """Note where an item's result is, or that it failed; it is held no longer."""
+        """Record the row of an item's result, or its failure, and release the item."""
         self.rows[index] = row
         self.settled += 1
         self._held.pop(index, None)
@@ -171,7 +174,7 @@ class Items:
         try:
             key = self._key(item)
         except Exception as error:
-            add_note(error, f"oomguard: raised by key= for items[{index}]")
+            add_note(error, f"oomguard: key= raised this for items[{index}]")
             raise
         if key is None or isinstance(key, (list, dict)):
             if key is None:
@@ -181,7 +184,7 @@ class Items:
             raise UsageError(f"the key of items[{index}] is {shown}", hint=_KEY_HINT)
         if isinstance(key, float) and math.isnan(key):
             raise UsageError(
-                f"the key of items[{index}] is NaN, which is like no other number, itself included",
+                f"the key of items[{index}] is NaN, which does not equal itself",
                 hint=_KEY_HINT,
             )
         return key
@@ -196,19 +199,22 @@ class Items:
             first = "an earlier item"
         else:
             first = f"items[{before}]"
-        hint = "give each item its own key, or leave key= out: equal items then have a result each"
+        hint = (
+            "give each item its own key, or leave out key=; equal items then have separate results"
+        )
         return UsageError(f"items[{index}] has the same key as {first}: {key!r}", hint=hint)
 
 
 def _unidentified(index: int, error: UnknownContentError, *, has_key: bool) -> UsageError:
     if has_key:
         return UsageError(
-            f"the key of items[{index}] is a {error}: its content cannot be told",
+            f"the key of items[{index}] is a {error}, whose content oomguard cannot identify",
             hint=_KEY_HINT,
         )
-    hint = "say what identifies an item: key=lambda item: item.id"
+    hint = "return the ID of an item: key=lambda item: item.id"
     return UsageError(
-        f"items[{index}] is, or holds, a {error}: its content cannot be told", hint=hint
+        f"items[{index}] is or contains a {error}, whose content oomguard cannot identify",
+        hint=hint,
     )
 
 
@@ -216,21 +222,19 @@ def _check(items: Any) -> None:
     if isinstance(items, (str, bytes, Mapping)) or not (
         hasattr(items, "__iter__") or _is_indexed(items)
     ):
-        hint = "a list, or another iterable, of items: [text], list(table.items())"
-        raise UsageError(f"items is a {type(items).__name__}", hint=hint)
+        hint = "give a list or another iterable: [text], list(table.items())"
+        raise UsageError(f"items must not be a {type(items).__name__}", hint=hint)
 
 
 def _iterate(items: Any) -> Iterator[Any]:
-    """Yield the items; by their places where nothing else tells where they end."""
+    """Yield the items, by index if they have no iterator."""
     if hasattr(items, "__iter__"):
         return iter(items)
     return (items[place] for place in range(len(items)))
 
 
 def _is_indexed(items: Any) -> bool:
-    """Return whether ``items[place]`` is the item at a place; a table's is the one of
-    that label.
-    """
+    """Return whether ``items[i]`` is the item at position ``i``; for a table it is a label."""
     return (
         hasattr(items, "__getitem__") and hasattr(items, "__len__") and not hasattr(items, "iloc")
     )

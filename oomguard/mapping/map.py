@@ -1,6 +1,4 @@
-"""``map``, ``imap`` and ``amap``: a function over many items, each computed once, whatever ends the
-program in between.
-"""
+"""Apply a function to many items with ``map``, ``imap`` and ``amap``, each item once."""
 
 from __future__ import annotations
 
@@ -29,21 +27,20 @@ from oomguard.mapping.computation import Computation, computation_of, difference
 from oomguard.mapping.items import FAILED, FailedItem, Items
 from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.serialization import Codec
-from oomguard.mapping.store import Finished, ResultStore
-from oomguard.mapping.work import BatchSize, MapRun, OnError, Reader, Results, Ways
+from oomguard.mapping.store import FinishedResults, ResultStore
+from oomguard.mapping.work import BatchSize, MapRun, OnError, Reader, Results, WorkOptions
 
-# What one call of ``map`` is asked to do, checked before anything is computed, and the store
-# opened for it.
+# A call's options are checked before anything is computed.
 
 Call = Callable[[list[Any]], Any]
-# Files beside a store have its name and an ending.
+# SQLite and the claims add a suffix to the store's name.
 _LONGEST_ENDING: Final = "-journal"
 _SHOWN: Final = 60
 _ON_ERROR: Final = ("raise", "record")
 
 
 class MapOptions(TypedDict, total=False):
-    """The options of ``map``, which explains them."""
+    """Define the options of ``map``; see there."""
 
     identity: Mapping[str, Any] | None
     key: Callable[[Any], Any] | None
@@ -61,35 +58,38 @@ class MapOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class MapJob:
-    """One call of ``map``."""
+    """Hold one checked call of ``map``."""
 
     path: Path
     computation: Computation
     key: Callable[[Any], Any] | None
     batch_size: int | None
     codec: Codec
-    ways: Ways
+    ways: WorkOptions
     progress: bool
 
     @classmethod
     def of(cls, fn: Callable[..., Any], store: str | PathLike[str], options: MapOptions) -> MapJob:
-        """Check what is asked.
+        """Check the options of a call.
 
         Raises:
-            SettingError: a number that is none of batches, an unknown way.
-            UsageError: what identifies the computation is not known.
+            SettingError: an option has an invalid value.
+            UsageError: the computation cannot be identified.
         """
         if not callable(fn):
             hint = "give a function that takes a list of items and returns one result for each"
             raise UsageError(
-                "fn is None" if fn is None else f"fn is a {type(fn).__name__}", hint=hint
+                "fn must be a function, got None"
+                if fn is None
+                else f"fn must be a function, got a {type(fn).__name__}",
+                hint=hint,
             )
         for name in ("batch_size", "clear_cache_every"):
             value = options.get(name)
             if value is not None and (
                 not isinstance(value, int) or isinstance(value, bool) or value < 1
             ):
-                raise SettingError(f"{name}={value!r}", hint="a number of items from 1, or None")
+                raise SettingError(f"{name}={value!r}", hint="give a number of at least 1, or None")
         on_error = options.get("on_error", "raise")
         if on_error not in _ON_ERROR:
             raise SettingError(
@@ -100,7 +100,7 @@ class MapJob:
         for name in ("encode", "decode"):
             way = options.get(name)
             if way is not None and not callable(way):
-                hint = f"give a function of one result, or None: {name}=FUNCTION"
+                hint = f"give a function that takes one result, or None: {name}=FUNCTION"
                 raise UsageError(f"{name} is a {type(way).__name__}", hint=hint)
         of_guard: dict[str, Any] = {
             "allow": options.get("allow"),
@@ -108,33 +108,33 @@ class MapJob:
             "pin": options.get("pin", ()),
             "max_attempts": options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
         }
-        guard(**of_guard)  # an effect or a setting that is none is told here
+        guard(**of_guard)  # this rejects an unknown effect or setting
         return cls(
             _path(store),
             computation_of(fn, options.get("identity")),
             options.get("key"),
             options.get("batch_size"),
             Codec(options.get("encode"), options.get("decode")),
-            Ways(on_error, options.get("clear_cache_every"), of_guard),
+            WorkOptions(on_error, options.get("clear_cache_every"), of_guard),
             options.get("progress", True),
         )
 
     def results(self, call: Call, items: Iterable[Any]) -> Results[Any]:
-        """Do all of it."""
+        """Compute all items and return the results."""
         with self._open(call, items) as (work, other_results):
             for _ in work.steps():
                 pass
         return Results(Reader(self.path, self.codec), work, other_results)
 
     def in_order(self, call: Call, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield each result as soon as it and those before it are there."""
+        """Yield each result as soon as it and all earlier ones exist."""
         with (
             self._open(call, items) as (work, _),
             contextlib.closing(Reader(self.path, self.codec)) as reader,
         ):
             rows = work.items.rows
             given = 0
-            for _ in itertools.chain(work.steps(), (None,)):  # once more after the last
+            for _ in itertools.chain(work.steps(), (None,)):  # once more after the last step
                 while given < len(rows) and work.look(given):
                     yield (
                         work.failed[given]
@@ -145,7 +145,7 @@ class MapJob:
 
     @contextmanager
     def _open(self, call: Call, items: Iterable[Any]) -> Iterator[tuple[MapRun, int]]:
-        """Open the store for the work, with the number of its results of other computations."""
+        """Open the store, and yield the work with the number of results of other computations."""
         with (
             contextlib.closing(Claims(self.path)) as claims,
             contextlib.closing(_opened(self.path, claims)) as store,
@@ -156,7 +156,7 @@ class MapJob:
             own = counts.pop(computation, 0)
             others = sum(counts.values())
             if store.network is not None:
-                hint = "let no second machine work on it; a local disk is faster"
+                hint = "use it from one machine only; a local disk is faster"
                 get_logger().warning(
                     "the store is on a network folder",
                     file_system=store.network,
@@ -169,7 +169,7 @@ class MapJob:
                 )
             if own and (code := self.computation.code) is not None:
                 _tell_of_code(code, store.codes(computation), own)
-            finished = Finished(store, computation, own)
+            finished = FinishedResults(store, computation, own)
             size = BatchSize(self.batch_size)
             found = Items(items, self.key, finished)
             call = self._noting(call, store, computation)
@@ -181,7 +181,7 @@ class MapJob:
             )
 
     def _noting(self, call: Call, store: ResultStore, computation: int) -> Call:
-        """Return ``call`` so that its code is noted before the first results of it are stored."""
+        """Return ``call`` so that it stores its code before its first results."""
         code = self.computation.code
         noted = list[bool]()
 
@@ -196,24 +196,23 @@ class MapJob:
 
 
 def _path(store: Any) -> Path:
-    """Return the absolute path of a store: results are read from it later, wherever the program
-    works then.
-    """
+    """Return the store's absolute path; the program may change folders before it reads results."""
     if (
         not isinstance(store, (str, PathLike))
         or not isinstance(os.fspath(store), str)
         or not os.fspath(store)
     ):
         raise UsageError(
-            f"store is {store!r}", hint='give the path of a file: store="results.sqlite"'
+            f"store must be a path, got {store!r}",
+            hint='give the path of a file: store="results.sqlite"',
         )
     if isinstance(store, str) and (store == ":memory:" or store.startswith("file:")):
         hint = (
-            f'give the path of a file: store="results.sqlite"; store="./{store}" where it is '
-            "called so"
+            'give the path of a file: store="results.sqlite"; for a file with this name: '
+            f'store="./{store}"'
         )
         raise StoreError(
-            f"store is {store!r}, of SQLite: a store is a file, which outlives the program",
+            f"store must be a file, which outlives the program, got {store!r} of SQLite",
             hint=hint,
         )
     path = Path(store).absolute()
@@ -225,26 +224,26 @@ def _path(store: Any) -> Path:
                 if isinstance(error, OSError):
                     amiss = "is too long"
                 else:
-                    amiss = "has a null byte in it"
+                    amiss = "contains a null byte"
                 if len(str(store)) <= _SHOWN:
                     shown = str(store)
                 else:
                     shown = f"{str(store)[:_SHOWN]}..."
                 raise StoreError(
-                    f"the name {shown!r} {amiss}", hint='give another: store="results.sqlite"'
+                    f"the name {shown!r} {amiss}", hint='give another name: store="results.sqlite"'
                 ) from None
     if path.is_dir():
         raise StoreError(
-            f"{path}: it is a folder", hint=f'give a file in it: store="{path / "results.sqlite"}"'
+            f"{path} is a folder", hint=f'give a file in it: store="{path / "results.sqlite"}"'
         )
     if not path.parent.exists():
         hint = f"mkdir -p {shlex.quote(str(path.parent))}"
-        raise StoreError(f"{path}: the folder {path.parent} is not there", hint=hint)
+        raise StoreError(f"{path}: the folder {path.parent} does not exist", hint=hint)
     return path
 
 
 def _opened(path: Path, claims: Claims) -> ResultStore:
-    """Open the store; nothing is left beside a file that is none."""
+    """Open the store; if the file is not a store, leave no other file next to it."""
     try:
         return ResultStore(path, claims)
     except StoreError:
@@ -253,33 +252,31 @@ def _opened(path: Path, claims: Claims) -> ResultStore:
 
 
 def _tell_of_others(own: Computation, others: Iterable[str], count: int) -> None:
-    """Say in what a computation without results differs from the one in the store that is most like
-    it.
-    """
+    """Log how a new computation differs from the most similar one in the store."""
     nearest = list[str]()
     name = ""
     for other in others:
         found = differences(own.described, other)
-        if not nearest or len(found) <= len(nearest):  # of several, the last one that was made
+        if not nearest or len(found) <= len(nearest):  # the latest one of equally similar ones
             nearest = found
             name = json.loads(other)["function"]
-    told = {"others": count, "differs": "; ".join(nearest)}
+    fields = {"others": count, "differs": "; ".join(nearest)}
     if own.code is not None and len(nearest) == 1 and nearest[0].startswith("function "):
-        told["hint"] = (
-            f'identity={{"function": "{name}", ...}} goes on with them, where only the name changed'
+        fields["hint"] = (
+            f'if only the name changed, continue with identity={{"function": "{name}", ...}}'
         )
-    get_logger().warning("no result of this computation is in the store", **told)
+    get_logger().warning("the store has no result of this computation", **fields)
 
 
 def _tell_of_code(own: str, codes: Iterable[str], count: int) -> None:
-    """Say where results that are taken were computed by other code."""
+    """Warn that other code computed some of the stored results."""
     found = next((found for code in codes if (found := differences(own, code))), None)
     if found is not None:
         hint = (
-            'another identity, as {"version": 2, ...}, computes them anew; {"code": "any", ...} '
-            "takes them as they are"
+            'to compute them again, change the identity: {"version": 2, ...}; to keep them '
+            'without this warning: {"code": "any", ...}'
         )
-        message = "results of this identity were computed by other code"
+        message = "other code computed stored results of this identity"
         get_logger().warning(message, results=count, differs="; ".join(found), hint=hint)
 
 
@@ -305,55 +302,60 @@ def map(  # noqa: A001 - what it is called everywhere
     pin: Collection[str] = (),
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
 ) -> Results[R]:
-    """Apply a function to batches of items that fit in memory, and store each result as it is
-    finished.
+    """Apply a function to batches of items that fit in memory, and store each result.
 
-    Called again, after a crash, a ``kill -9`` or a Ctrl-C, or with more items, it computes only
-    what is not in the store. Several processes may call it with one store: each item is computed by
-    one of them, and what a killed one had begun is free at once.
+    ```python
+    results = oomguard.map(generate, prompts, store="results.sqlite")
+    for result in results:
+        print(result)
+    ```
+
+    After a crash, a ``kill -9`` or Ctrl-C, call it again: it computes only what the store lacks.
+    Several processes may use one store. Each item is computed by one of them, and the items of a
+    killed process are free at once.
 
     Args:
-        fn: takes a list of items and returns one result for each, in the same order, as
-            ``datasets.map(batched=True)`` has it. Where a batch runs out of memory it is made
-            smaller as under ``guard(batch=...)``; the size that fits serves the batches after it.
-        items: a list, a data set, or any iterable; a generator is read one batch at a time.
-        store: an SQLite file, made where there is none; ``PATH.lock`` beside it keeps workers
-            apart.
-        identity: what else decides the results, by name: model, revision, sampling settings, seed,
-            a version of your own. It counts beside the module and name of ``fn``, what it closes
-            over and what ``functools.partial`` bound; results of another identity are left alone,
-            and a warning tells where other code computed those of this one. None: the code of
-            ``fn`` (as ``joblib.Memory`` has it), the texts, numbers and small containers that it
-            reads from around it, and the models it uses, by name, values of their weights and
-            settings; what it reads from other objects is not seen.
-        key: gives what identifies an item, a text, a number or a tuple of them, each its own. None:
-            its content; equal items have a result each.
-        batch_size: the items taken at a time at most. None: 8, then twice as many after each batch
-            that fits, to 1,024 or until a batch takes 15 seconds.
-        on_error: where ``fn`` raises something else than a memory failure: "raise" it, with what is
-            finished kept, or "record" the item that raises it alone and go on. An item that runs
-            out of memory alone is recorded in either case.
-        encode: makes of a result something that can be stored. None: it is JSON, bytes, a tensor,
-            an array, or lists, tuples and dicts of these; tensors come back on the CPU. Nothing is
-            pickled.
-        decode: undoes that.
-        clear_cache_every: computed items after which garbage is collected and torch's cache is
-            emptied; None: it is not.
-        progress: whether a bar is shown where standard error is a terminal.
-        allow: highest effect a patch may have, as of ``guard``.
-        floors: never go below these values, by setting.
-        pin: settings that are never touched.
-        max_attempts: runs of one batch, the first included.
+        fn: takes a list of items and returns one result for each, in the same order, like the
+            function of ``datasets.map(batched=True)``. If a batch runs out of memory, oomguard
+            splits it as under ``guard(batch=...)`` and uses the size that fits for later batches.
+        items: a list, a data set, or any iterable. A generator is read one batch at a time.
+        store: an SQLite file, which is created if it does not exist. ``PATH.lock`` next to it
+            coordinates workers.
+        identity: other values that decide the results, by name: model, revision, sampling settings,
+            seed, your own version. The module and name of ``fn``, its closure and the arguments of
+            ``functools.partial`` count too. Results of another identity are not used. A warning
+            tells you if other code computed stored results of this identity. None (default): use
+            the code of ``fn`` (as ``joblib.Memory`` does), the texts, numbers and small containers
+            that it reads, and the name, weights and settings of its models. Changes in other
+            objects are not detected.
+        key: returns a unique key of an item: a text, a number, or a tuple of them. None (default):
+            use the content; each of several equal items has its own result.
+        batch_size: the largest number of items in a batch. None (default): start with 8 and double
+            after each batch that fits, up to 1,024 or until a batch takes 15 seconds.
+        on_error: what to do if ``fn`` raises an error that is not an out-of-memory. "raise" stops
+            and keeps finished results. "record" finds the failing item, records it and continues.
+            An item that runs out of memory alone is recorded in both cases.
+        encode: converts a result to something that can be stored. None (default): results are JSON,
+            bytes, tensors, arrays, or lists, tuples and dictionaries of these. Tensors come back on
+            the CPU. oomguard does not pickle.
+        decode: reverses ``encode``.
+        clear_cache_every: collect garbage and empty torch's cache after this many items. None: do
+            not.
+        progress: whether to show a progress bar if standard error is a terminal.
+        allow: the highest effect of a patch, as in ``guard``.
+        floors: the minimum of each setting.
+        pin: settings that must not change.
+        max_attempts: the largest number of attempts for one batch, including the first.
 
     Returns:
-        The results in the order of ``items``, read from the store when they are asked for;
-        ``failed`` holds the items without one.
+        The results in the order of ``items``. They are read from the store on access. ``failed``
+        lists the items without a result.
 
     Raises:
-        UsageError: an item or a result whose content cannot be told, two items of one key, a
-            function that is no such function.
-        StoreError: a store that is damaged, full, another version's or another program's; what was
-            finished is kept.
+        UsageError: the content of an item or a result is unknown, two items have the same key, or
+            ``fn`` does not return one result for each item.
+        StoreError: the store is damaged or full, or another version or program wrote it. Finished
+            results are kept.
     """
     _check(fn)
     options: MapOptions = {
@@ -380,22 +382,26 @@ def imap(
     store: str | PathLike[str],
     **options: Unpack[MapOptions],
 ) -> Iterator[R | FailedItem]:
-    """Yield the results of ``map`` in the order of the items, each as soon as it and those before
-    it are finished.
+    """Yield the results of ``map`` in order, each as soon as it and all earlier ones are finished.
 
-    It is to ``map`` what ``multiprocessing.Pool.imap`` is to ``Pool.map``. Nothing is computed
-    before the first result is asked for, and an iteration that is left ends the work, with what is
-    finished kept. An item that failed has its ``FailedItem`` in its place.
+    ```python
+    for result in oomguard.imap(generate, prompts, store="results.sqlite"):
+        print(result)
+    ```
+
+    ``imap`` relates to ``map`` like ``multiprocessing.Pool.imap`` to ``Pool.map``. It computes
+    nothing before you ask for the first result. If you leave the iteration, the work ends and
+    finished results are kept. A failed item yields its ``FailedItem``.
 
     Args:
-        fn: as of ``map``.
-        items: as of ``map``.
-        store: as of ``map``.
-        options: all others of ``map``.
+        fn: see ``map``.
+        items: see ``map``.
+        store: see ``map``.
+        options: the other options of ``map``.
 
     Raises:
-        UsageError: as ``map``.
-        StoreError: as ``map``.
+        UsageError: see ``map``.
+        StoreError: see ``map``.
     """
     _check(fn)
     return MapJob.of(fn, store, options).in_order(fn, items)
@@ -408,22 +414,26 @@ async def amap(
     store: str | PathLike[str],
     **options: Unpack[MapOptions],
 ) -> Results[R]:
-    """Do what ``map`` does without holding up the event loop; ``fn`` may be a coroutine function,
-    which runs on that loop.
+    """Run ``map`` without blocking the event loop; ``fn`` may be a coroutine function.
 
-    It is a coroutine and no iterator, so that it returns what ``map`` returns. A plain ``fn`` is
-    called in a thread. Where it is cancelled, the batch of a coroutine function is too; a plain one
-    ends its batch in the thread, and it is stored.
+    ```python
+    results = await oomguard.amap(generate, prompts, store="results.sqlite")
+    ```
+
+    It is a coroutine, not an iterator, so it returns what ``map`` returns. oomguard runs a
+    coroutine function on the current event loop, and a plain function in a thread. Cancelling also
+    cancels the current batch of a coroutine function. A plain function finishes its batch, and the
+    results are stored.
 
     Args:
-        fn: as of ``map``, or a coroutine function.
-        items: as of ``map``.
-        store: as of ``map``.
-        options: all others of ``map``.
+        fn: see ``map``; or a coroutine function.
+        items: see ``map``.
+        store: see ``map``.
+        options: the other options of ``map``.
 
     Raises:
-        UsageError: as ``map``.
-        StoreError: as ``map``.
+        UsageError: see ``map``.
+        StoreError: see ``map``.
     """
     job = MapJob.of(fn, store, options)
     loop = asyncio.get_running_loop()
@@ -440,7 +450,7 @@ async def amap(
             return running[0].result()
         except Exception:
             if stopped.is_set():
-                raise asyncio.CancelledError from None  # no failure of an item
+                raise asyncio.CancelledError from None  # the loop is closing, so no item failed
             raise
 
     try:
@@ -455,5 +465,6 @@ async def amap(
 def _check(fn: Callable[..., Any]) -> None:
     if inspect.iscoroutinefunction(fn):
         raise UsageError(
-            "fn is a coroutine function", hint="await oomguard.amap(fn, items, store=PATH)"
+            "fn is a coroutine function, which map cannot call",
+            hint="await oomguard.amap(fn, items, store=PATH)",
         )

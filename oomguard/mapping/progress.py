@@ -1,4 +1,4 @@
-"""The bar of a ``map`` on a terminal: items done of all, on standard error."""
+"""Show a progress bar of finished items on standard error."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ from typing import Any
 
 from oomguard.core.log import pauses
 
-# Libraries that are loaded while a program of the user's runs: its random numbers stay as they
-# are.
-#
-# rich draws from Python's generator as it is loaded, and structlog loads rich: a program that has
-# called ``random.seed`` would draw other numbers after it.
+# Loading rich draws from Python's random generator, and structlog loads rich. A program that has
+# called ``random.seed`` would then get other random numbers.
 
 
 @contextlib.contextmanager
-def undrawn(library: str) -> Iterator[None]:
-    """Put Python's generator back to where it stood, where ``library`` is loaded inside; do no more
-    than that inside.
+def keep_random_state(library: str) -> Iterator[None]:
+    """Restore Python's random generator after ``library`` is loaded inside the context.
 
-    Other threads draw from it too: it is not touched where the library is loaded already, or draws
-    nothing.
+    Other threads use the generator too. So it stays untouched if the library is already loaded, and
+    the context should contain only the import.
     """
     if library in sys.modules:
         yield
         return
-    import random  # of the standard library's larger modules
+    import random  # a larger module of the standard library
 
     before = random.getstate()
     try:
@@ -40,9 +36,7 @@ def undrawn(library: str) -> Iterator[None]:
 
 
 class MapProgress:
-    """A bar over ``total`` items (None: unknown), on a terminal only; elsewhere nothing
-    is printed.
-    """
+    """Show a progress bar on a terminal, and nothing elsewhere."""
 
     def __init__(self, *, wanted: bool) -> None:
         self.shown = wanted and sys.stderr is not None and sys.stderr.isatty()
@@ -52,7 +46,7 @@ class MapProgress:
 
     def __enter__(self) -> MapProgress:
         if self.shown:
-            with undrawn("rich.style"):
+            with keep_random_state("rich.style"):
                 from rich.console import Console
                 from rich.progress import (
                     BarColumn,
@@ -86,13 +80,13 @@ class MapProgress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the bar off the terminal while a line is written there, and draw it again below."""
+        """Remove the bar while a line is written, then draw it again below."""
         live = self._progress.live
         with self._lock:
             if not live.is_started:
                 yield
                 return
-            live.transient = True  # what stops so is erased
+            live.transient = True  # stopping erases the bar
             self._progress.stop()
             try:
                 yield
@@ -101,7 +95,7 @@ class MapProgress:
                 self._progress.start()
 
     def show(self, done: int, total: int | None, *, failed: int = 0, batch: int = 0) -> None:
-        """Show how far it is."""
+        """Update the bar; ``total`` is None if the number of items is unknown."""
         if self._progress is not None:
             words = [f"{batch} at a time"] * bool(batch) + [f"{failed} failed"] * bool(failed)
             self._progress.update(self._task, completed=done, total=total, batch=", ".join(words))

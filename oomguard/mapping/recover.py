@@ -1,9 +1,8 @@
-"""Save what can be read of a damaged store: ``python -m oomguard.mapping.recover DAMAGED NEW``.
+"""Recover readable results of a damaged store: ``python -m oomguard.mapping.recover DAMAGED NEW``.
 
-SQLite finds a row by its number as long as the pages on the way to it are whole, also in a file
-that was cut, once its header no longer says how long it was. A result is saved where its content is
-what its checksum says. The sqlite3 program's own ``.recover`` may be missing, and fails on every
-store where it was built without it, as on Debian 12.
+SQLite finds a row by its number if all pages on the way are intact. That also works in a truncated
+file once its header no longer contains the length. A result is saved if its content matches its
+checksum. The ``.recover`` command of the sqlite3 program may be missing, as on Debian 12.
 """
 
 from __future__ import annotations
@@ -27,24 +26,25 @@ from oomguard.mapping.computation import Computation
 from oomguard.mapping.store import Key, ResultStore
 
 _AT_ONCE: Final = 500
-# Where the header says how many pages the file has; with 0 there the file's own size counts
+# Offset of the number of pages in the header. If it is 0, SQLite uses the size of the file
 # (https://www.sqlite.org/fileformat2.html).
 _PAGES_AT: Final = 28
-_LEAST_ROW_BYTES: Final = 8  # of a result: no store has more rows than its bytes hold
+_LEAST_ROW_BYTES: Final = 8  # a store cannot have more rows than bytes
 Value = tuple[int, str, bytes]
 """A result's row, form and content."""
 
 
 def recover(damaged: Path, new: Path) -> int:
-    """Save every result that can be read into a new store; return how many. The damaged one stays
-    as it is.
+    """Save every readable result in a new store; return their number.
+
+    The damaged store is not changed.
 
     Raises:
-        StoreError: nothing can be read, or the new store cannot be written.
-        UsageError: there is something at the new path.
+        StoreError: nothing is readable, or the new store cannot be written.
+        UsageError: the new path already exists.
     """
     if new.exists():
-        raise UsageError(f"{new}: is there already", hint="name a file that is not there")
+        raise UsageError(f"{new} already exists", hint="name a new file")
     try:
         with tempfile.TemporaryDirectory(
             dir=new.absolute().parent, prefix=f".{new.name}."
@@ -52,19 +52,19 @@ def recover(damaged: Path, new: Path) -> int:
             copy = Path(folder) / "damaged.sqlite"
             _copy(damaged, copy)
             with closing(sqlite3.connect(copy)) as database:
-                database.text_factory = bytes  # a text may be damaged too
+                database.text_factory = bytes  # texts may be damaged too
                 return _saved(database, copy.stat().st_size // _LEAST_ROW_BYTES, new)
     except OSError as error:
-        hint = "name a store, and a new file in a folder where there is room for a copy of it"
+        hint = "name a store, and a new file in a folder with room for a copy"
         raise StoreError(f"{error.filename or damaged}: {error.strerror}", hint=hint) from None
     except sqlite3.Error as error:
-        hint = "a map with another store computes its results again"
-        raise StoreError(f"{damaged}: nothing of it can be read ({error})", hint=hint) from None
+        hint = "a map with another store computes the results again"
+        raise StoreError(f"{damaged}: nothing is readable ({error})", hint=hint) from None
 
 
 def _copy(damaged: Path, copy: Path) -> None:
     shutil.copyfile(damaged, copy)
-    with contextlib.suppress(FileNotFoundError):  # what is not in the file yet
+    with contextlib.suppress(FileNotFoundError):  # pages that are still in the write-ahead log
         shutil.copyfile(
             damaged.with_name(f"{damaged.name}-wal"), copy.with_name(f"{copy.name}-wal")
         )
@@ -103,9 +103,8 @@ def _computations(database: sqlite3.Connection) -> Iterator[tuple[int, Computati
     for number, digest, described, codes in database.execute(
         "SELECT id, digest, described, code FROM computation"
     ):
-        with contextlib.suppress(
-            ValueError, AttributeError
-        ):  # damaged: its results cannot be told from others
+        with contextlib.suppress(ValueError, AttributeError):
+            # Damaged, so its results have no known identity.
             yield (
                 number,
                 Computation(digest, described.decode(), ""),
@@ -114,7 +113,7 @@ def _computations(database: sqlite3.Connection) -> Iterator[tuple[int, Computati
 
 
 def _values(database: sqlite3.Connection, last: int) -> Iterator[Value]:
-    """Yield the results whose content is what was stored, past every page that cannot be read."""
+    """Yield the intact results, skipping every unreadable page."""
     asked = "SELECT id, form, crc32, content FROM value WHERE id > ? ORDER BY id"
     after = 0
     while True:
@@ -137,9 +136,7 @@ def _values(database: sqlite3.Connection, last: int) -> Iterator[Value]:
 
 
 def _behind(database: sqlite3.Connection, after: int, last: int) -> int | None:
-    """Return a number behind which rows can be read again, as near behind ``after`` as halving
-    finds; None where there is none.
-    """
+    """Return a row number after which rows are readable again, or None; found by bisection."""
     failing = after
     step = 1
     while not _can_be_read(database, failing + step):
@@ -158,7 +155,7 @@ def _behind(database: sqlite3.Connection, after: int, last: int) -> int | None:
 
 
 def _can_be_read(database: sqlite3.Connection, after: int) -> bool:
-    """Return whether the next row behind a number can be read, or there is none."""
+    """Return whether the next row is readable, or there is none."""
     with contextlib.suppress(sqlite3.DatabaseError):
         database.execute(
             "SELECT id, content FROM value WHERE id > ? ORDER BY id LIMIT 1", (after,)
@@ -168,9 +165,7 @@ def _can_be_read(database: sqlite3.Connection, after: int) -> bool:
 
 
 def _key(database: sqlite3.Connection, row: int) -> tuple[int, Key] | None:
-    """Return the computation of a result, and its item and occurrence; None where they cannot be
-    read.
-    """
+    """Return the computation of a result and its item and occurrence, or None if unreadable."""
     asked: list[Any] = []
     with contextlib.suppress(sqlite3.DatabaseError):
         asked = database.execute(
@@ -186,13 +181,13 @@ def _key(database: sqlite3.Connection, row: int) -> tuple[int, Key] | None:
 @click.argument("damaged", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def main(damaged: Path, new: Path) -> None:
-    """Save every result of the store DAMAGED that can be read into the store NEW."""
+    """Save every readable result of the store DAMAGED in the store NEW."""
     try:
         count = recover(damaged, new)
     except UsageError as error:
         raise click.ClickException(f"{error}\n  {error.hint}") from None
     click.echo(
-        f'results saved: {count:,}; go on with store="{new}", which computes what is missing'
+        f'results saved: {count:,}; continue with store="{new}", which computes the missing ones'
     )
 
 

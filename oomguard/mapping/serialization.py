@@ -1,8 +1,7 @@
-"""Results as bytes and back, without pickle: a store may come from a stranger, and reading one runs
-no code.
+"""Convert results to bytes and back without pickle, so that reading a store runs no code.
 
-JSON where a value comes back from it as it was; tensors and arrays as safetensors; lists, tuples
-and dicts of all these.
+A value is stored as JSON if JSON gives it back unchanged. Tensors and arrays are stored as
+safetensors. Lists, tuples and dictionaries may contain all of these.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enc
 
 
 class _NotStorableError(TypeError):
-    """A value of a type that has no form in the store; the message is the type."""
+    """Report a value whose type cannot be stored; the message is the type."""
 
 
 class Codec:
-    """How the results of one call become bytes and results again.
+    """Convert the results of one call to bytes and back.
 
     Args:
-        encode: makes of a result something that can be stored; None: it is stored as it is.
-        decode: undoes that.
+        encode: converts a result to something that can be stored. None: store it as it is.
+        decode: reverses ``encode``.
     """
 
     def __init__(
@@ -46,10 +45,10 @@ class Codec:
         self._decode = decode
 
     def written(self, value: Any, place: str) -> tuple[str, bytes]:
-        """Return the form that a result is stored in, and its bytes.
+        """Return the storage form of a result, and its bytes.
 
         Raises:
-            UsageError: its type has no form; the message names the type and ``place``.
+            UsageError: its type cannot be stored. The message contains the type and ``place``.
         """
         if self._encode is None:
             shown = value
@@ -59,15 +58,15 @@ class Codec:
             return _written(shown)
         except _NotStorableError as error:
             hint = (
-                "encode=FUNCTION makes something of it that can be: JSON, bytes, tensors, arrays; "
-                "decode=FUNCTION undoes that"
+                "encode=FUNCTION must convert it to JSON, bytes, tensors or arrays; "
+                "decode=FUNCTION reverses that"
             )
             raise UsageError(
-                f"the result of {place} cannot be stored: it has a {error}", hint=hint
+                f"the result of {place} cannot be stored because it contains a {error}", hint=hint
             ) from None
 
     def read(self, form: str, content: bytes) -> Any:
-        """Return a stored result; raises ValueError or KeyError where the bytes are none."""
+        """Return a stored result; raise ValueError or KeyError for invalid bytes."""
         value = _read(form, content)
         if self._decode is None:
             return value
@@ -104,8 +103,7 @@ def _read(form: str, content: bytes) -> Any:
         return json.loads(content)
     if form == _TREE:
         return _grown(json.loads(content), {})
-    # The metadata stands at the start: 8 bytes that tell the header's length, then the header as
-    # JSON (the safetensors format).
+    # A safetensors file begins with 8 bytes for the header's length, then the header as JSON.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     with torch_memory.on_host():
         return _grown(
@@ -114,7 +112,7 @@ def _read(form: str, content: bytes) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether JSON gives back the same value, types included."""
+    """Return whether JSON gives back the same value with the same types."""
     kind = type(value)
     if kind in _SCALARS:
         return True
@@ -128,9 +126,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _tree(value: Any, tensors: dict[str, Any]) -> Any:
-    """Return a value as JSON in which each thing that is none stands as ``[its kind, what it is
-    made of]``.
-    """
+    """Return a value as JSON, with each other object replaced by ``[its kind, its parts]``."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -187,7 +183,7 @@ def _grown(tree: Any, tensors: dict[str, Any]) -> Any:
 
 
 def _host(tensor: Any) -> Any:
-    """Return a tensor on the host, without its graph and without what it is a view of."""
+    """Return a tensor on the CPU without its graph, copied if it is a view."""
     import torch
 
     if (

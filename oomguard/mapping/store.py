@@ -1,9 +1,9 @@
-"""The store of ``map``: finished results in one SQLite file, by computation, item and occurrence.
+"""Store the results of ``map`` in one SQLite file, by computation, item and occurrence.
 
-The journal is written ahead (WAL) and ``synchronous`` is NORMAL: what was committed is in the
-kernel's hands, so it survives any death of the process; after a loss of power the last seconds may
-be missing, and the file is whole. On a network folder, where SQLite's shared memory does not work,
-the journal is rolled back and each commit is waited for (https://www.sqlite.org/wal.html).
+The journal mode is WAL with ``synchronous`` NORMAL. Committed data survives any crash of the
+process. A power loss may lose the last seconds, but the file stays valid. On a network folder
+SQLite's shared memory does not work, so the rollback journal is used and each commit waits for the
+disk (https://www.sqlite.org/wal.html).
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from oomguard.core.installation import upgrade_hint
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
 
-# Which file system a path lies on, and whether another machine may have it mounted too.
+# Find out which file system holds a path, and whether other machines may have mounted it.
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 @functools.cache
 def store_data() -> dict[str, Any]:
-    """Return what store.toml says."""
+    """Return the content of store.toml."""
     return tomllib.loads(Path(__file__).with_name("store.toml").read_text(encoding="utf-8"))
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the file system where it is one that several machines share; None of a
-    local one, and where nothing tells.
-    """
+    """Return the type of a network file system, or None for a local or unknown one."""
     kind = _file_system(path)
     if kind in store_data()["network_file_systems"]:
         return kind
@@ -46,9 +44,7 @@ def network_file_system(path: Path) -> str | None:
 
 
 def _file_system(path: Path) -> str | None:
-    """Return the type of the file system that is mounted deepest above a path
-    (proc_pid_mountinfo(5)).
-    """
+    """Return the type of the file system mounted deepest above a path (proc_pid_mountinfo(5))."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         place = path.resolve()
@@ -62,7 +58,7 @@ def _file_system(path: Path) -> str | None:
         if len(words) < 5 or not rest:
             continue
         mounted = Path(words[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
-        # Of two mounts on one folder the later one is on top.
+        # If two file systems are mounted on one folder, the later one is visible.
         if place.is_relative_to(mounted) and len(mounted.parts) >= deepest:
             deepest = len(mounted.parts)
             kind = rest.split(" ")[0]
@@ -70,13 +66,13 @@ def _file_system(path: Path) -> str | None:
 
 
 SCHEMA_VERSION: Final = 1
-# "oogm" in ASCII: what tells a store from another program's SQLite file.
+# "oogm" in ASCII distinguishes a store from other SQLite files.
 APPLICATION_ID: Final = 0x6F6F676D
 _BUSY_S: Final = 60.0
-# Pages of the journal (32 MiB) after which they are copied into the file, which waits for the disk;
-# SQLite does after 1,000.
+# Pages of the write-ahead log (32 MiB) before SQLite copies them into the file, which waits for the
+# disk. SQLite's default is 1,000 pages.
 _CHECKPOINT_PAGES: Final = 8192
-# Values in one question to SQLite: 999 are allowed in versions before 3.32.
+# Values in one query: SQLite before 3.32 allows only 999.
 ASKED_AT_ONCE: Final = 900
 Key = tuple[bytes, int]
 """An item's digest and how many equal ones come before it."""
@@ -115,23 +111,21 @@ CREATE TABLE IF NOT EXISTS failure (
 
 
 class ResultStore:
-    """One call's connection to a store; several calls, in several processes, may have the same one
-    open.
+    """Hold one call's connection to a store; several calls and processes may use one store.
 
     Args:
-        path: the file; it is made where there is none.
-        claims: whose lock keeps others from opening it at the same moment; None: it is there, and
-            only read.
+        path: the file, which is created if it does not exist.
+        claims: the locks that protect opening the store. None: the store exists and is only read.
 
     Raises:
-        StoreError: here and in all that follows: it is no store, is damaged, a newer oomguard's,
-            full, or cannot be written.
+        StoreError: the file is not a store, is damaged, full or read-only, or a newer oomguard
+            wrote it. All methods raise it too.
     """
 
     def __init__(self, path: Path, claims: Claims | None = None) -> None:
         self.path = path
         self.network = network_file_system(path)
-        with self._telling(), nullcontext() if claims is None else claims.opening():
+        with self._explaining(), nullcontext() if claims is None else claims.opening():
             if claims is None:
                 mode = "rw"
             else:
@@ -156,15 +150,18 @@ class ResultStore:
             run(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
         )
         if version > SCHEMA_VERSION and application == APPLICATION_ID:
-            what = f"a newer oomguard wrote it (schema {version}, this one knows {SCHEMA_VERSION})"
+            what = (
+                f"a newer oomguard wrote it (schema {version}, this version supports "
+                f"{SCHEMA_VERSION})"
+            )
             raise StoreError(
                 f"{self.path}: {what}", hint=f"{upgrade_hint()}; or give another path: store=PATH"
             )
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != APPLICATION_ID and not is_new:
             raise StoreError(
-                f"{self.path}: it is another program's database",
-                hint="give another path: store=PATH; the file is left as it is",
+                f"{self.path} is the database of another program",
+                hint="give another path: store=PATH; the file is unchanged",
             )
         run("PRAGMA journal_mode = DELETE" if self.network else "PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL" if self.network else "PRAGMA synchronous = NORMAL")
@@ -176,8 +173,8 @@ class ResultStore:
             self._database.executescript(f"BEGIN; {_TABLES} {versions} COMMIT;")
 
     def number(self, computation: Computation) -> int:
-        """Return the number of a computation, which is noted where it is new."""
-        with self._telling():
+        """Return the number of a computation, adding a new one."""
+        with self._explaining():
             row = (computation.digest, computation.described)
             self._database.execute(
                 "INSERT OR IGNORE INTO computation (digest, described) VALUES (?, ?)", row
@@ -186,8 +183,8 @@ class ResultStore:
             return int(self._database.execute(asked, (computation.digest,)).fetchone()[0])
 
     def counts(self) -> dict[int, int]:
-        """Return how many results of each computation there are."""
-        with self._telling():
+        """Return the number of results of each computation."""
+        with self._explaining():
             return dict(
                 self._database.execute(
                     "SELECT computation, count(*) FROM result GROUP BY computation"
@@ -195,14 +192,14 @@ class ResultStore:
             )
 
     def described(self, computation: int) -> str:
-        """Return what identifies a computation, as JSON."""
-        with self._telling():
+        """Return the description of a computation, as JSON."""
+        with self._explaining():
             asked = "SELECT described FROM computation WHERE id = ?"
             return str(self._database.execute(asked, (computation,)).fetchone()[0])
 
     def codes(self, computation: int) -> list[str]:
-        """Return the codes that computed results of a computation."""
-        with self._telling():
+        """Return all versions of the code that computed results of a computation."""
+        with self._explaining():
             asked = "SELECT code FROM computation WHERE id = ?"
             return [
                 str(code)
@@ -210,16 +207,16 @@ class ResultStore:
             ]
 
     def add_code(self, computation: int, code: str) -> None:
-        """Note a code that computes results of a computation from here on."""
+        """Add a version of the code of a computation."""
         with self._transaction():
             if code not in (codes := self.codes(computation)):
                 row = (json.dumps([*codes, code]), computation)
                 self._database.execute("UPDATE computation SET code = ? WHERE id = ?", row)
 
     def find(self, computation: int, keys: Sequence[Key]) -> dict[Key, int]:
-        """Return the rows of those results of a computation that are there."""
+        """Return the rows of the existing results among these keys."""
         found: dict[Key, int] = {}
-        with self._telling():
+        with self._explaining():
             for start in range(0, len(keys), ASKED_AT_ONCE):
                 part = keys[start : start + ASKED_AT_ONCE]
                 items = {item for item, _ in part}
@@ -232,8 +229,8 @@ class ResultStore:
         return found
 
     def after(self, computation: int, row: int, most: int) -> list[tuple[int, bytes, int]]:
-        """Return the next results of a computation as they were stored: row, item, occurrence."""
-        with self._telling():
+        """Return the next results of a computation in storage order: row, item, occurrence."""
+        with self._explaining():
             asked = (
                 "SELECT id, item, occurrence FROM result NOT INDEXED WHERE id > ? AND computation "
                 "= ? ORDER BY id LIMIT ?"
@@ -241,8 +238,9 @@ class ResultStore:
             return self._database.execute(asked, (row, computation, most)).fetchall()
 
     def put(self, computation: int, results: Sequence[tuple[Key, str, bytes]]) -> list[int]:
-        """Store results (key, form, content), all of them or none, and return their rows; one that
-        is there already stays.
+        """Store all these results (key, form, content) or none, and return their rows.
+
+        An existing result is kept.
         """
         run = self._database.execute
         many = self._database.executemany
@@ -255,9 +253,8 @@ class ResultStore:
                 [(row, computation, *key) for row, (key, _, _) in zip(rows, results, strict=True)],
             )
             new = set(rows)
-            if put.rowcount != len(
-                results
-            ):  # somebody stored one without a claim: the lock file was deleted
+            if put.rowcount != len(results):
+                # Another worker stored one without a claim, because someone deleted the lock file.
                 found = self.find(computation, [key for key, _, _ in results])
                 rows = [found[key] for key, _, _ in results]
             many(
@@ -273,14 +270,16 @@ class ResultStore:
     def fail(
         self, computation: int, key: Key, failed_at: float, error: str, *, never_fits: bool
     ) -> None:
-        """Note that an item failed; the next call tries it again."""
+        """Record that an item failed; the next call tries it again."""
         with self._transaction():
             row = (computation, *key, failed_at, never_fits, error)
             self._database.execute("INSERT OR REPLACE INTO failure VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def failures(self, computation: int, since: float) -> dict[Key, tuple[bool, str]]:
-        """Return what failed since a time (Unix seconds): whether it never fits, and its error."""
-        with self._telling():
+        """Return the failures since a time in Unix seconds: whether it never fits, and
+        the error.
+        """
+        with self._explaining():
             asked = (
                 "SELECT item, occurrence, never_fits, error FROM failure WHERE computation = ? AND "
                 "failed_at >= ?"
@@ -292,11 +291,11 @@ class ResultStore:
             }
 
     def values(self, rows: Iterable[int]) -> dict[int, tuple[str, bytes]]:
-        """Return form and content of results by their rows."""
+        """Return the form and content of results by their rows."""
         found: dict[int, tuple[str, bytes]] = {}
         asked = "SELECT id, form, crc32, content FROM value WHERE id IN ({})"
         wanted = list(rows)
-        with self._telling():
+        with self._explaining():
             for start in range(0, len(wanted), ASKED_AT_ONCE):
                 part = wanted[start : start + ASKED_AT_ONCE]
                 for row, form, crc32, content in self._database.execute(
@@ -314,7 +313,7 @@ class ResultStore:
         command = f"DELETE FROM result WHERE id = {row}"  # noqa: S608 - to be pasted
         hint = f"sqlite3 {self.path} '{command}'; the next call of map computes that item again"
         return StoreError(
-            f"{self.path}: result {row} is damaged: it is not what was stored", hint=hint
+            f"{self.path}: result {row} is damaged: its checksum does not match", hint=hint
         )
 
     def close(self) -> None:
@@ -323,32 +322,31 @@ class ResultStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._telling():
+        with self._explaining():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
             except BaseException:
-                with contextlib.suppress(
-                    sqlite3.Error
-                ):  # SQLite has rolled it back by itself where the disk is full
+                with contextlib.suppress(sqlite3.Error):
+                    # SQLite has already rolled back if the disk is full.
                     self._database.execute("ROLLBACK")
                 raise
             self._database.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Raise what SQLite raises as an error that says what to do."""
+    def _explaining(self) -> Iterator[None]:
+        """Convert SQLite's errors to errors that say what to do."""
         try:
             yield
         except (sqlite3.Error, OverflowError) as error:
-            told = _told(error)
+            entry = _error_entry(error)
             raise StoreError(
-                f"{self.path}: {told['what']} ({error})",
-                hint=told["hint"].replace("PATH", str(self.path)),
+                f"{self.path}: {entry['what']} ({error})",
+                hint=entry["hint"].replace("PATH", str(self.path)),
             ) from None
 
 
-def _told(error: Exception) -> Mapping[str, Any]:
+def _error_entry(error: Exception) -> Mapping[str, Any]:
     name = getattr(error, "sqlite_errorname", None) or ""
     if isinstance(error, (sqlite3.DataError, OverflowError)):
         name = "SQLITE_TOOBIG"
@@ -358,29 +356,27 @@ def _told(error: Exception) -> Mapping[str, Any]:
     return found
 
 
-# Where the results of items are in the store.
-#
-# A call stores results in the order of its items, so those of the next items are most likely the
-# next in the store: read in their order they cost a quarter of what looking each one up costs,
-# which is what is left where the order is another one.
+# A call stores results in the order of its items, so the next items' results are probably the next
+# rows. Reading rows in order costs a quarter of single lookups. Single lookups are used if the
+# order differs.
 
-# So many results are read ahead, by the items that are asked for: several workers store their
-# batches in turn.
+# Read ahead this many results for each requested item, because several workers store batches in
+# turn.
 _AHEAD_RATIO: Final = 4
-# And so many at least: of a generator, a few items are asked for at a time.
+# Read ahead at least this many, because a generator requests few items at a time.
 _LEAST_AHEAD: Final = 800
-# Where fewer than this share are among them, the order is another one.
+# If fewer than this share of the rows were requested, the order differs.
 _LEAST_RATIO: Final = 0.5
 
 
-class Finished:
-    """The results that a computation has in the store.
+class FinishedResults:
+    """Find the results that a computation has in the store.
 
     Args:
         store: the store.
         computation: the number of the computation.
-        count: how many results there were when the call began; those that come later are found when
-            an item is claimed.
+        count: the number of results at the start of the call. Later results are found when an item
+            is claimed.
     """
 
     def __init__(self, store: ResultStore, computation: int, count: int) -> None:
@@ -392,7 +388,7 @@ class Finished:
         self._ahead: dict[Key, int] = {}
 
     def rows(self, keys: Sequence[Key]) -> dict[Key, int]:
-        """Return the rows of those results that are there."""
+        """Return the rows of the existing results."""
         if not self._left and not self._ahead:
             return {}
         found: dict[Key, int] = {}

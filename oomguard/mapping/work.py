@@ -1,6 +1,4 @@
-"""One call of ``map`` at work: batch by batch, each under the guard, each stored before the next
-begins.
-"""
+"""Do the work of ``map``: run each batch under the guard, and store it before the next one."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ from oomguard.mapping.store import ASKED_AT_ONCE, ResultStore
 from oomguard.probe import torch_memory
 from oomguard.scan.exceptions import may_be_oom
 
-# What ``fn`` returned, as one result an item.
+# Check that ``fn`` returned one result for each item.
 
 
-def one_each(results: Any, items: int) -> Sequence[Any]:
-    """Return what ``fn`` gave as a list with one result for each item.
+def check_results(results: Any, items: int) -> Sequence[Any]:
+    """Return the results of ``fn`` as a list with one result for each item.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not such a list.
     """
     kind = type(results).__name__
     try:
@@ -44,10 +42,10 @@ def one_each(results: Any, items: int) -> Sequence[Any]:
             count = None
         else:
             count = len(results)
-    except (TypeError, RuntimeError):  # a tensor or an array of no dimension, or a nested one
+    except (TypeError, RuntimeError):  # a tensor or an array without dimensions, or a nested one
         count = None
     if count is None:
-        hint = "fn takes a list of items and returns a list of as many results"
+        hint = "fn must return a list with one result for each item"
         if hasattr(results, "iloc"):
             hint += ': table.to_dict("records"), series.tolist()'
         elif isinstance(results, Mapping):
@@ -55,9 +53,9 @@ def one_each(results: Any, items: int) -> Sequence[Any]:
                 ": [{name: column[place] for name, column in results.items()} for place in "
                 "range(len(items))]"
             )
-        raise UsageError(f"fn returned a {kind}", hint=hint)
+        raise UsageError(f"fn returned a {kind}, not a list", hint=hint)
     if count != items:
-        hint = "fn takes a list of items and returns one result for each, in the same order"
+        hint = "fn must return one result for each item, in the same order"
         raise UsageError(f"fn returned a {kind} of {count} results for {items} items", hint=hint)
     if type(results) is list:
         return results
@@ -65,28 +63,27 @@ def one_each(results: Any, items: int) -> Sequence[Any]:
 
 
 def _is_no_list(results: Any) -> bool:
-    """Return whether ``results[place]`` is not the result at a place: a mapping's is that of a key,
-    a table's that of a label.
+    """Return whether ``results[i]`` is not the result at position ``i``, as in mappings and
+    tables.
     """
     if isinstance(results, (str, bytes, Mapping)) or hasattr(results, "iloc"):
         return True
     return not (hasattr(results, "__getitem__") and hasattr(results, "__len__"))
 
 
-# How many items ``map`` takes at a time: what the user says, else more and more of them while they
-# fit and are soon done.
+# The batch size is the user's, or it grows while batches fit and finish soon.
 
 _FIRST_ROWS: Final = 8
 _MOST_ROWS: Final = 1024
-# What a kill may cost where memory would allow more: a batch is stored when it is done.
+# A kill loses the current batch, so a batch should not take longer than this.
 _LONG_S: Final = 30.0
 
 
 class BatchSize:
-    """``rows`` are taken next; how many of them run together, the guard decides.
+    """Choose how many items ``map`` takes next; the guard decides how many run together.
 
     Args:
-        rows: what the user says; None: begin with a few, and double.
+        rows: the user's batch size. None: start small and double.
     """
 
     def __init__(self, rows: int | None) -> None:
@@ -97,9 +94,7 @@ class BatchSize:
         self._grows = rows is None
 
     def ran(self, rows: int, took_s: float, *, in_parts: bool) -> None:
-        """Note a batch: a full one that ran whole, and soon, is followed by one of
-        twice as many.
-        """
+        """Record a batch; double the size after a full batch that ran whole and fast."""
         if in_parts or took_s > _LONG_S / 2:
             self._grows = False
         if self._grows and rows == self.rows:
@@ -109,19 +104,19 @@ class BatchSize:
 OnError = Literal["raise", "record"]
 _FIRST_WAIT_S: Final = 0.01
 _LONGEST_WAIT_S: Final = 0.5
-# A job of a week has many; each holds what its failure printed.
+# A long job has many failed attempts, and each one holds the output of its failure.
 _MOST_ATTEMPTS: Final = 1000
-# Of an error's message, the letters that a line of the log shows.
+# Characters of an error message in a log line.
 _SHOWN: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """How the work is done: what the user chose.
+class WorkOptions:
+    """Hold the user's choices.
 
     Attributes:
-        on_error: what to do where ``fn`` raises something else than a memory failure.
-        clear_cache_every: items after which torch's cache is emptied; None: it is not.
+        on_error: what to do if ``fn`` raises an error that is not an out-of-memory.
+        clear_cache_every: items after which torch's cache is emptied. None: do not.
         guard: the options of the guard.
     """
 
@@ -131,17 +126,17 @@ class Ways:
 
 
 class MapRun:
-    """The items of one call, computed here or, where another worker has claimed them, there.
+    """Compute the items of one call, unless another worker has claimed them.
 
     Args:
         call: ``fn``.
-        items: what it is applied to.
-        store: where its results go, under the number ``computation``.
-        claims: this worker's.
-        codec: how a result becomes bytes.
-        size: how many items are taken at a time.
-        ways: what the user chose.
-        progress: the bar.
+        items: the items.
+        store: the store for the results, under the number ``computation``.
+        claims: the claims of this worker.
+        codec: converts results to bytes.
+        size: the batch size.
+        ways: the user's choices.
+        progress: the progress bar.
     """
 
     def __init__(
@@ -153,7 +148,7 @@ class MapRun:
         claims: Claims,
         codec: Codec,
         size: BatchSize,
-        ways: Ways,
+        ways: WorkOptions,
         progress: MapProgress,
     ) -> None:
         self._call = call
@@ -177,8 +172,9 @@ class MapRun:
         self._guard_of_one = guard(**ways.guard)
 
     def steps(self) -> Iterator[None]:
-        """Do one batch a step, until every item is finished or failed; finished ones are stored,
-        whatever ends it.
+        """Do one batch in each step until every item is finished or failed.
+
+        Finished items are stored, whatever ends the work.
         """
         try:
             while self.items.is_indexed and not self.items.all_read:
@@ -189,7 +185,9 @@ class MapRun:
                 batch = self._next_batch()
                 if not batch and self._next == len(self.items.rows) and not self.items.all_read:
                     self._show()
-                    yield  # what was read is finished: it can be given before more is read
+                    # all items read so far are finished, so ``imap`` can yield them before more is
+                    # read
+                    yield
                     continue
                 batch = batch or self._from_elsewhere()
                 if batch:
@@ -207,19 +205,17 @@ class MapRun:
                 kept = (
                     f"{self.computed} items that this call finished are kept in {self._store.path}"
                 )
-                add_note(stop, f"oomguard: {kept}; the next one goes on from there")
+                add_note(stop, f"oomguard: {kept}; the next call continues from there")
             raise
 
     def look(self, index: int) -> bool:
-        """Return whether an item is settled, by another worker too."""
+        """Return whether an item is finished or failed, also by another worker."""
         if self.items.rows[index] == WAITING:
             self._settle_finished([index])
         return self.items.rows[index] != WAITING
 
     def _next_batch(self) -> list[int]:
-        """Claim the next items that nobody has, and read no further; return those that still have
-        to be computed.
-        """
+        """Claim the next free items, without reading further; return those to compute."""
         batch: list[int] = []
         while len(batch) < self._size.rows:
             if self._next == len(self.items.rows):
@@ -236,7 +232,7 @@ class MapRun:
         return self._still_waiting(batch)
 
     def _from_elsewhere(self) -> list[int]:
-        """Look again at what other workers had; claim what a worker that ended has left."""
+        """Check the items of other workers again, and claim those that an ended worker left."""
         self._settle_finished(self._elsewhere)
         waiting = [index for index in self._elsewhere if self.items.rows[index] == WAITING]
         batch = list[int]()
@@ -247,9 +243,7 @@ class MapRun:
         return self._still_waiting(batch)
 
     def _still_waiting(self, batch: list[int]) -> list[int]:
-        """Return those claimed items that nobody finished between the look into the store and the
-        claim.
-        """
+        """Return the claimed items that no worker finished between lookup and claim."""
         self._settle_finished(batch)
         for index in batch:
             if self.items.rows[index] != WAITING:
@@ -257,7 +251,7 @@ class MapRun:
         return [index for index in batch if self.items.rows[index] == WAITING]
 
     def _settle_finished(self, indices: Sequence[int]) -> None:
-        """Look those that wait up in the store, where other workers put what they finish."""
+        """Look up the waiting items, because other workers may have stored them."""
         waiting = [index for index in indices if self.items.rows[index] == WAITING]
         for start in range(0, len(waiting), ASKED_AT_ONCE):
             keys = {
@@ -268,12 +262,12 @@ class MapRun:
             for index, key in keys.items():
                 if key in found:
                     self.items.settle(index, found[key])
-                elif key in failed:  # another worker tried it meanwhile
+                elif key in failed:  # another worker tried it in the meantime
                     never_fits, error = failed[key]
                     self._settle_failed(index, error, never_fits=never_fits)
 
     def _take(self, batch: list[int]) -> None:
-        """Compute the items of a batch that are claimed, and give the claims back."""
+        """Compute the claimed items of a batch, then release the claims."""
         began_s = time.monotonic()
         self._is_in_parts = False
         try:
@@ -287,9 +281,7 @@ class MapRun:
             self._cleared_at = self.computed
 
     def _finish(self, batch: list[int]) -> None:
-        """Compute items until each is stored or has failed; where a batch fails, its halves tell
-        which item it was.
-        """
+        """Compute items until each is stored or failed; halve a failed batch to find the item."""
         waiting = [index for index in batch if self.items.rows[index] == WAITING]
         if not waiting:
             return
@@ -314,21 +306,22 @@ class MapRun:
                 self._fail(waiting[0], error, never_fits=never_fits)
                 return
         finally:
-            error = None  # it holds the frames of what failed, and their tensors
+            error = None  # the exception holds the frames of the failure with their tensors
         half = len(waiting) // 2
         self._finish(waiting[:half])
         self._finish(waiting[half:])
 
     def _run(self, indices: list[int]) -> BaseException | None:
-        """Compute items together, in parts where memory demands it; return what it failed with."""
+        """Compute items together, split if memory requires it; return the exception or None."""
         self._guarded.attempts = ()
         _, error = run_guarded(self._guarded, (indices,), {})
         self._tried(self._guarded.attempts)
         return error
 
     def _run_alone(self, index: int) -> BaseException | None:
-        """Compute one item with the engine calls in ``fn`` under the guard: a long prompt may fit
-        in chunks.
+        """Compute one item with the engine calls of ``fn`` under the guard.
+
+        Prefill in chunks may make a long prompt fit.
         """
         with self._guard_of_one as made:
             _, error = run_guarded(self._compute, ([index],), {})
@@ -344,7 +337,7 @@ class MapRun:
             self._is_in_parts = True
 
     def _named(self) -> Callable[[list[int]], list[int]]:
-        """Return what the guard runs under the name of ``fn``, as a watch around it shows it."""
+        """Return the guarded function under the name of ``fn``, which a surrounding watch shows."""
 
         def compute(indices: list[int]) -> list[int]:
             return self._compute(indices)
@@ -353,11 +346,11 @@ class MapRun:
         return compute
 
     def _compute(self, indices: list[int]) -> list[int]:
-        """Compute those items that wait, and store them: what the guard runs, whole or in parts."""
+        """Compute the waiting items and store them; the guard calls it, whole or in parts."""
         waiting = [index for index in indices if self.items.rows[index] == WAITING]
         if waiting:
             results = self._call([self.items[index] for index in waiting])
-            self._keep(waiting, one_each(results, len(waiting)))
+            self._keep(waiting, check_results(results, len(waiting)))
         return indices
 
     def _keep(self, indices: list[int], results: Sequence[Any]) -> None:
@@ -403,15 +396,14 @@ def _is_memory_failure(error: BaseException) -> bool:
     return not disabled() and may_be_oom(error) and scan_error(error).first_cause is not None
 
 
-# What ``map`` returns: results in the order of the items, read from the store when they are asked
-# for.
+# Results are read from the store on access, in the order of the items.
 
 R = TypeVar("R")
 _READ_AT_ONCE: Final = 64
 
 
 class Reader:
-    """Reads results by their rows in the store, which it opens at the first one."""
+    """Read results by their rows from the store, which is opened on first use."""
 
     def __init__(self, path: Path, codec: Codec) -> None:
         self._path = path
@@ -420,10 +412,10 @@ class Reader:
         self._lock = threading.Lock()
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """Return the results of rows, in their order.
+        """Return the results of rows, in this order.
 
         Raises:
-            StoreError: one cannot be read.
+            StoreError: a result is not readable.
         """
         with self._lock:
             if self._store is None:
@@ -433,7 +425,7 @@ class Reader:
         return [self._decoded(row, *stored[row]) for row in rows]
 
     def close(self) -> None:
-        """Close the store; another read opens it again."""
+        """Close the store; the next read opens it again."""
         with self._lock:
             if self._store is not None:
                 self._store.close()
@@ -443,27 +435,29 @@ class Reader:
         try:
             return self._codec.read(form, content)
         except (ValueError, KeyError, IndexError, RecursionError) as error:
-            hint = (
-                "give the decode= that belongs to the encode= it was stored with, or delete the row"
-            )
+            hint = "give the decode= that matches the encode= of the store, or delete the row"
             message = f"{self._path}: result {row} cannot be read: {type(error).__name__}: {error}"
             raise StoreError(message, hint=hint) from error
 
 
 class Results(Sequence["R | FailedItem"], Generic[R]):
-    """The results of a ``map``, in the order of its items: a sequence that holds none of them, and
-    reads each from the store.
+    """Hold the results of a ``map`` in the order of its items, read from the store on access.
 
-    In the place of an item that failed stands its ``FailedItem``, as
-    ``asyncio.gather(return_exceptions=True)`` has exceptions.
+    ```python
+    results = oomguard.map(generate, prompts, store="results.sqlite")
+    print(results[0], len(results.failed))
+    ```
+
+    A failed item has its ``FailedItem`` as its result, like exceptions in
+    ``asyncio.gather(return_exceptions=True)``.
 
     Attributes:
-        failed: those items, in order.
-        computed: how many items this call computed.
-        reused: how many were in the store, from earlier calls or from other workers.
-        other_results: how many results of other computations the store has.
-        attempts: the attempts at each call of ``fn`` that ran out of memory at first, the last
-            1,000.
+        failed: the failed items, in order.
+        computed: the number of items that this call computed.
+        reused: the number of items that earlier calls or other workers computed.
+        other_results: the number of results of other computations in the store.
+        attempts: the attempts of each call of ``fn`` that first ran out of memory; only the last
+            1,000 are kept.
     """
 
     def __init__(self, reader: Reader, work: MapRun, other_results: int) -> None:
@@ -489,7 +483,7 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
         try:
             place = range(len(self))[index]
         except IndexError:
-            raise IndexError(f"there is no result {index}: there are {len(self)}") from None
+            raise IndexError(f"result {index} does not exist: there are {len(self)}") from None
         return self._read([place])[0]
 
     def __iter__(self) -> Iterator[R | FailedItem]:
@@ -505,8 +499,7 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "Results are read from an open store and cannot be pickled or copied: take "
-            "list(results)"
+            "Results read from an open store and cannot be pickled or copied: use list(results)"
         )
 
     def _read(self, indices: Sequence[int]) -> list[Any]:

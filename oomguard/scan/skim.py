@@ -241,7 +241,9 @@ def _fill(stream: IO[bytes], view: memoryview) -> int:
 
 
 def _tail(block: bytearray, lo: int, hi: int) -> int:
-    """Return how many last bytes to search again with the next block, in whole lines if possible."""
+    """Return how many last bytes to search again with the next block, in whole lines if
+    possible.
+    """
     least = max(lo, hi - REACH_BYTES)
     end = hi
     for _ in range(LINES_BEFORE + 1):

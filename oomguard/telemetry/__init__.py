@@ -1,3 +1,1 @@
-"""Live figures: what runs and guarded calls went through, counted for Prometheus and told as
-OpenTelemetry spans.
-"""
+"""Export live figures of runs and guarded calls as Prometheus metrics and OpenTelemetry spans."""

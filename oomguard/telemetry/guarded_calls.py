@@ -1,8 +1,8 @@
-"""What the guard tells of calls that ran out of memory: counted where metrics are enabled, a span
-where the program has a tracer.
+"""Count guarded calls that ran out of memory, and make spans of them.
 
-A call that succeeds is not told of, and costs nothing. OpenTelemetry is never imported here: a
-program that traces has done so.
+Calls are counted if metrics are enabled. Spans are made if the program has a tracer. A call that
+succeeds at once costs nothing. This module never imports OpenTelemetry; a program with a tracer has
+already done so.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-# Where the calls of this process are counted: one tally for each registry that was enabled.
+# The tallies that count this process's calls, one for each registry.
 tallies: Final[list[Tally]] = []
 _TRACE: Final = "opentelemetry.trace"
 
 
-class Tried(NamedTuple):
-    """An attempt of a call, with Unix times in nanoseconds as spans have them."""
+class SpanAttempt(NamedTuple):
+    """Hold an attempt of a call, with its start and end in Unix nanoseconds as spans use them."""
 
     attempt: Attempt
     began_ns: int
     ended_ns: int
 
 
-_tried: ContextVar[tuple[Tried, ...]] = ContextVar("oomguard_tried", default=())
+_tried: ContextVar[tuple[SpanAttempt, ...]] = ContextVar("oomguard_tried", default=())
 
 
-def attempted(attempt: Attempt) -> None:
-    """Take an attempt that ended, of a call that has run out of memory, now or before."""
+def count_attempt(attempt: Attempt) -> None:
+    """Count an attempt that ended, of a call that has run out of memory."""
     if attempt.incident is None and attempt.number == 1:
         return
     for tally in tallies:
@@ -53,24 +53,22 @@ def attempted(attempt: Attempt) -> None:
     _trace(attempt, attempt.seconds)
 
 
-def died(before: Attempt, now: Attempt) -> None:
-    """Take the death of an engine whose start had ended well; how long it had worked is
-    not lost.
-    """
+def count_death(before: Attempt, now: Attempt) -> None:
+    """Count the death of an engine that had started successfully, with its working time."""
     for tally in tallies:
-        if before.number == 1:  # one that succeeds at once is not counted
+        if before.number == 1:  # an attempt that succeeds at once is not counted
             tally.began(now.patches, is_relaunch=False)
         tally.ended(replace(now, seconds=0.0))
     _trace(now, 0.0)
 
 
-def call_ended() -> None:
-    """Take the end of a call: what was tried is one span."""
+def end_call() -> None:
+    """Make a span of the call's attempts, if it had any."""
     tried = _tried.get()
     if tried:
         _tried.set(())
         try:
-            tell(tried)
+            make_span(tried)
         except Exception:
             logger = get_plain_logger()
             logger.exception("the span of a guarded call failed")
@@ -79,14 +77,14 @@ def call_ended() -> None:
 def _trace(attempt: Attempt, seconds: float) -> None:
     if _TRACE in sys.modules:
         now_ns = time.time_ns()
-        _tried.set((*_tried.get(), Tried(attempt, now_ns - round(seconds * 1e9), now_ns)))
+        _tried.set((*_tried.get(), SpanAttempt(attempt, now_ns - round(seconds * 1e9), now_ns)))
 
 
-# A guarded call that ran out of memory, as one span below the one that the program has open.
+# A call that ran out of memory is one span below the program's current span.
 
 
-def tell(tried: Sequence[Tried]) -> None:
-    """Make the span of what was tried, in the order of time; its status is the last attempt's."""
+def make_span(tried: Sequence[SpanAttempt]) -> None:
+    """Make the span of the attempts in order of time; its status is the last attempt's."""
     from opentelemetry import trace
 
     from oomguard.report.presentable import drawn
@@ -107,27 +105,31 @@ def tell(tried: Sequence[Tried]) -> None:
     span.end(tried[-1].ended_ns)
 
 
-# ``oomguard.enable_metrics``: the guarded calls of this process in the program's own registry.
+# ``oomguard.enable_metrics`` counts the guarded calls of this process in the program's own
+# registry.
 
 _enabled: WeakSet[CollectorRegistry] = WeakSet()
 _lock = threading.Lock()
 
 
 def enable_metrics(registry: CollectorRegistry | None = None) -> None:
-    """Count the guarded calls of this process, from here on, for prometheus-client (the extra
-    ``metrics``).
+    """Count the guarded calls of this process for prometheus-client (the extra ``metrics``).
 
-    Counted are calls that run out of memory: their attempts, incidents and changes. A call that
-    succeeds costs nothing. Called again for the same registry it changes nothing.
+    ```python
+    oomguard.enable_metrics()
+    prometheus_client.start_http_server(9400)
+    ```
+
+    It counts calls that run out of memory from now on: their attempts, incidents and changes. A
+    call that succeeds costs nothing. Enabling the same registry again has no effect.
 
     Args:
-        registry: where the metrics are registered; None: prometheus-client's own, which the program
-            exposes.
+        registry: the registry of the metrics. None (default): prometheus-client's default registry.
 
     Raises:
         UsageError: prometheus-client is not installed.
-        SettingError: ``registry`` is no registry.
-        ValueError: the registry has other metrics of these names.
+        SettingError: ``registry`` is not a registry.
+        ValueError: the registry already has metrics of these names.
     """
     require_library()
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -138,8 +140,8 @@ def enable_metrics(registry: CollectorRegistry | None = None) -> None:
         chosen = registry
     if not isinstance(chosen, CollectorRegistry):
         raise SettingError(
-            f"registry is a prometheus_client.CollectorRegistry, not {chosen!r}",
-            hint="enable_metrics() takes prometheus-client's own",
+            f"registry must be a prometheus_client.CollectorRegistry, got {chosen!r}",
+            hint="enable_metrics() without an argument uses prometheus-client's default registry",
         )
     with _lock:
         if chosen not in _enabled:

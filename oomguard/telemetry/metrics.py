@@ -1,4 +1,4 @@
-"""What is exported, from metrics.toml: names, labels and help texts stand once."""
+"""Define the exported metrics from metrics.toml, and count what they show."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     Family = CounterMetricFamily | GaugeMetricFamily
 
 
-# The tally of attempts: plain numbers, which the journal's must equal; whoever exports them reads
-# them here.
+# A tally holds plain numbers, which must equal the journal's. Exporters read them here.
 
 Figure = float | Mapping[tuple[str, ...], float] | None
-# The cause of an incident that no rule explains, as the contract has it.
+# The cause of an incident that no rule explains, as in the JSON contract.
 UNKNOWN: Final = "unknown"
 
 
 class Tally:
-    """What the attempts of one run came to, or of all guarded calls of one process. A scrape reads
-    it from another thread.
+    """Count the attempts of one run, or of all guarded calls of one process.
+
+    A scrape reads it from another thread.
 
     Attributes:
-        build: oomguard's version, as a label.
-        attempts: those that began.
-        failed_attempts: those that failed.
-        failed_seconds: how long they ran.
-        relaunches: those after a first one.
-        incidents: by kind and cause.
-        patches: by setting and effect.
+        build: the version of oomguard, as a label.
+        attempts: the number of attempts that began.
+        failed_attempts: the number of attempts that failed.
+        failed_seconds: the total time of failed attempts.
+        relaunches: the number of attempts after a first one.
+        incidents: the number of incidents by kind and cause.
+        patches: the number of patches by setting and effect.
         prediction_errors: the last ratio by fact.
-        began_at: Unix seconds at which the attempt under way began; None while none runs.
+        began_at: when the current attempt began, in Unix seconds, or None if none runs.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Tally:
         self.began_at: float | None = None
 
     def began(self, patches: Iterable[Patch], *, is_relaunch: bool) -> None:
-        """Count an attempt that begins, with what is new in it."""
+        """Count an attempt that begins, and its new patches."""
         with self._lock:
             self.attempts += 1
             self.relaunches += is_relaunch
@@ -67,8 +67,9 @@ class Tally:
             self.began_at = time.time()
 
     def ended(self, attempt: Attempt, *, is_stopped: bool = False) -> None:
-        """Count how an attempt ended that began; one that its user stopped did not fail, unless it
-        has an incident.
+        """Count the end of an attempt.
+
+        An attempt that the user stopped did not fail, unless it has an incident.
         """
         with self._lock:
             self.began_at = None
@@ -83,9 +84,7 @@ class Tally:
             )
 
     def figure(self, name: str) -> Figure:
-        """Return one figure as it is now: a number, or numbers by their labels; None where there is
-        none.
-        """
+        """Return the current value of a figure: a number, numbers by labels, or None if unknown."""
         with self._lock:
             value: Figure = getattr(self, name)
             if isinstance(value, Mapping):
@@ -94,10 +93,10 @@ class Tally:
 
 
 def prediction_errors(attempt: Attempt) -> dict[str, float]:
-    """Return by fact how far an attempt's measured value is from the predicted one, as a share of
-    it.
-    """
-    predicted = {fact: value for patch in attempt.patches for fact, value in patch.predicts.items()}
+    """Return by fact the relative difference between an attempt's measured and predicted value."""
+    predicted: dict[str, float] = {}
+    for patch in attempt.patches:
+        predicted.update(patch.predicts)
     return {
         fact: attempt.measured[fact] / value - 1
         for fact, value in predicted.items()
@@ -111,14 +110,14 @@ _FILE: Final = Path(__file__).with_name("metrics.toml")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported metric.
+    """Define one exported metric.
 
     Attributes:
-        name: the whole name, as it is scraped.
+        name: the full name, as it is scraped.
         type: ``counter`` or ``gauge``.
-        labels: names of its labels, in order.
-        figure: the attribute of a tally or a sample that holds it.
-        at: where it is exported.
+        labels: the names of its labels, in order.
+        figure: the attribute of a tally or a sample with its value.
+        at: the places that export it.
         help: one sentence.
     """
 
@@ -132,38 +131,38 @@ class Metric:
 
 @functools.cache
 def metrics() -> tuple[Metric, ...]:
-    """Return all metrics, in the order of their file."""
+    """Return all metrics in the order of metrics.toml."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["metric"]
     return tuple(
         Metric(**{**row, "labels": tuple(row["labels"]), "at": tuple(row["at"])}) for row in rows
     )
 
 
-# A tally as prometheus-client collects it: the families are made when they are asked for, nothing
-# is kept twice.
+# prometheus-client collects a tally: the metric families are made on request, and nothing is stored
+# twice.
 
 
 def require_library() -> None:
-    """Raise UsageError where prometheus-client is not installed."""
+    """Raise UsageError if prometheus-client is not installed."""
     import importlib.util
 
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError(
-            "metrics are exported by prometheus-client, which is not installed",
+            "metrics need prometheus-client, which is not installed",
             hint=install_hint("metrics"),
         )
 
 
 class Exporter:
-    """A collector for a registry of prometheus-client.
+    """Collect metrics for a registry of prometheus-client.
 
-    It yields families instead of holding counters: those of the library would also be written into
-    the folder of PROMETHEUS_MULTIPROC_DIR, which the command inherits and reads back as its own.
+    It yields metric families and has no counters of the library. Those would also write into the
+    folder of PROMETHEUS_MULTIPROC_DIR, which the command inherits and reads as its own.
 
     Args:
-        tally: what is counted.
+        tally: the counts.
         at: the places whose metrics are exported.
-        sample: reads what no event changes.
+        sample: reads figures that no event changes.
     """
 
     def __init__(
@@ -177,11 +176,11 @@ class Exporter:
         self._metrics = [metric for metric in metrics() if set(metric.at) & set(at)]
 
     def describe(self) -> Iterator[Family]:
-        """Yield the families without values: a registry refuses names that it has."""
+        """Yield the families without values; a registry uses them to reject duplicate names."""
         return (_family(metric) for metric in self._metrics)
 
     def collect(self) -> Iterator[Family]:
-        """Yield the families as they are now, without those that have no value."""
+        """Yield the current families, without those that have no value."""
         now = {} if self._sample is None else self._sample()
         for metric in self._metrics:
             if metric.figure in now:
@@ -197,9 +196,7 @@ class Exporter:
 
 
 def registry_of(exporter: Exporter) -> CollectorRegistry:
-    """Return a registry that holds nothing else: a run's own figures are not those of Python or the
-    process.
-    """
+    """Return a registry with this exporter alone, without Python's own metrics."""
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()

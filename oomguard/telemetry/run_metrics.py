@@ -1,32 +1,29 @@
-"""What goes along with a run and counts its attempts, wherever the figures go."""
+"""Count the attempts of a run, and write or serve the figures."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
 import os
-import re
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from oomguard.core.errors import UsageError
+from oomguard.core.http_port import LOCAL, HttpAddress, parse_address
 from oomguard.core.incident import Attempt, Patch
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 from oomguard.probe import nvml
 from oomguard.telemetry.metrics import Exporter, Figure, Tally, registry_of
 
-# What is read when somebody asks and kept nowhere: the command's own memory, and the devices'.
+# The memory of the command and of the devices is read on request and not stored.
 
 
-def sampled(pid: int | None) -> dict[str, Figure]:
-    """Return the figures of now; None for what nobody tells, which is then not exported.
+def read_sample(pid: int | None) -> dict[str, Figure]:
+    """Return the current figures; an unknown one is None and is not exported.
 
-    NVML is opened and closed each time: a handle that is kept would stand in the way of a device's
-    reset.
+    NVML is opened and closed each time, because an open handle would block a reset of the device.
     """
     devices: dict[tuple[str, ...], nvml.Device] = {
         (str(d.index), d.name or ""): d for d in nvml.devices() or ()
@@ -45,72 +42,51 @@ def sampled(pid: int | None) -> dict[str, Figure]:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the host memory that a process and all below it hold; None where it is gone."""
+    """Return the host memory of a process and its descendants, or None if it has ended."""
     import psutil
 
     found = []
     with contextlib.suppress(psutil.Error):
         top = psutil.Process(pid)
         for process in (top, *top.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended since
+            with contextlib.suppress(psutil.Error):  # it has ended
                 found.append(process.memory_info().rss)
     if found:
         return sum(found)
     return None
 
 
-# Where a run's metrics go: ``PORT``, ``HOST:PORT`` or a file whose name ends in .prom.
+# The target of a run's metrics is ``PORT``, ``HOST:PORT`` or a file whose name ends in .prom.
 
-LOCAL: Final = "127.0.0.1"
-ANY: Final = "*"
-EVERYWHERE: Final = "::"
-SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads no other
-_LARGEST_PORT: Final = 65535
-_ADDRESS: Final = re.compile(
-    r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})"
-)
+SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads only this suffix
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsAddress:
-    """Where metrics are served; port 0 is any that is free."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        if ":" in self.host:
-            return f"[{self.host}]:{self.port}"
-        return f"{self.host}:{self.port}"
-
-
-def parse_target(text: str) -> MetricsAddress | Path:
-    """Return the address or the file that ``--metrics`` names.
+def parse_target(text: str) -> HttpAddress | Path:
+    """Return the address or the file of ``--metrics``.
 
     Raises:
-        UsageError: it is neither, or the file's folder cannot be written.
+        UsageError: the value is invalid, or the file's folder is not writable.
     """
     if text.endswith(SUFFIX):
-        path = Path(os.path.realpath(text))  # of a link, its target is written anew: the link stays
+        # follow a link and replace its target, so that it stays a link
+        path = Path(os.path.realpath(text))
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise UsageError(
                 f"--metrics {text}: the folder cannot be written", hint="name a folder that exists"
             )
         if path.is_dir():
             raise UsageError(
-                f"--metrics {text}: it is a folder",
+                f"--metrics {text} is a folder",
                 hint=f"name a file in it: {text}/oomguard{SUFFIX}",
             )
-        if path.is_symlink() or (
-            path.exists() and not path.is_file()
-        ):  # a loop of links; a device, which a file would replace
-            raise UsageError(f"--metrics {text}: it is no regular file", hint="name another file")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # A loop of links, or a device, which a file would replace.
+            raise UsageError(f"--metrics {text} is not a regular file", hint="name another file")
         return path
     address = parse_address(text, LOCAL)
     if address is None:
         raise UsageError(
-            f"--metrics {text}: neither a port, nor an address, nor a file whose name ends in "
-            f"{SUFFIX}",
+            f"--metrics {text} is not a port, an address, or a file whose name ends in {SUFFIX}",
             hint=(
                 "--metrics 9400, --metrics 0.0.0.0:9400, --metrics "
                 f"/var/lib/node_exporter/oomguard{SUFFIX}"
@@ -119,44 +95,15 @@ def parse_target(text: str) -> MetricsAddress | Path:
     return address
 
 
-def parse_address(text: str, default_host: str) -> MetricsAddress | None:
-    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is
-    every address of this machine.
-    """
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > _LARGEST_PORT:
-        return None
-    host = found["v6"] or found["host"] or default_host
-    # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
-    everywhere = EVERYWHERE if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
-    return MetricsAddress(everywhere if host == ANY else host, int(found["port"]))
-
-
-def listening_at(address: MetricsAddress) -> socket.socket:
-    """Return a socket that listens; what comes before it is served waits in its queue.
-
-    Raises:
-        OSError: it cannot listen there.
-    """
-    family, _, _, _, place = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    )[0]
-    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own
-    # default.
-    both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
-    return socket.create_server(place[:2], family=family, dualstack_ipv6=both)
-
-
-# Metrics as a file for node_exporter's textfile collector, written anew at each event.
+# Metrics as a file for node_exporter's textfile collector, rewritten at each event.
 
 
 class TextFile:
-    """Writes the metrics of one run; who reads meanwhile sees the old file or the new one, never
-    half of it.
+    """Write the metrics of one run to a file; a reader sees either the old or the new file.
 
     Args:
-        path: ends in .prom.
-        exporter: what is written.
+        path: the file, whose name ends in .prom.
+        exporter: the metrics.
     """
 
     def __init__(self, path: Path, exporter: Exporter) -> None:
@@ -165,46 +112,45 @@ class TextFile:
         self._failed = False
 
     def files(self) -> list[Path]:
-        """Return the file, and what is there of a new one beside it, by the names that
-        prometheus-client gives it.
-        """
+        """Return the file, and unfinished versions under prometheus-client's names."""
         partial = f"{glob.escape(self._path.name)}.{os.getpid()}.*"
         return [self._path, *self._path.parent.glob(partial)]
 
     def update(self) -> None:
-        """Write what is new; say once where that cannot be done."""
+        """Write the current metrics; log only the first of several errors."""
         try:
             from prometheus_client import write_to_textfile
 
             write_to_textfile(str(self._path), registry_of(self._exporter))
             self._failed = False
         except Exception as error:  # noqa: BLE001
-            # a full disk, or an installation of the library that is broken
+            # a full disk, or a broken installation of prometheus-client
             if not self._failed:
                 reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
                 get_logger().warning(
-                    "the metrics cannot be written", path=str(self._path), reason=reason
+                    "could not write the metrics", path=str(self._path), reason=reason
                 )
             self._failed = True
 
 
 class Outlet(Protocol):
-    """Where the figures go."""
+    """Define a target of the figures."""
 
     def update(self) -> None:
-        """Take what is new."""
+        """Publish the current figures."""
 
 
 class RunMetrics:
-    """Counts the attempts of one run, as the journal keeps them.
+    """Count the attempts of one run, like the journal; implements a companion.
 
     Args:
-        tally: where they are counted.
-        stopped: whether the user has stopped the run: an attempt that ends of that did not fail.
+        tally: the counts.
+        stopped: returns whether the user stopped the run. An attempt that ends because of that did
+            not fail.
 
     Attributes:
-        outlet: where they go; None: nowhere.
-        pid: the command of the attempt under way.
+        outlet: the target of the figures. None: no target.
+        pid: the command of the current attempt, or None.
     """
 
     def __init__(self, tally: Tally, stopped: Callable[[], bool]) -> None:
@@ -215,7 +161,7 @@ class RunMetrics:
         self.pid: int | None = None
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Note what is new in an attempt that is about to start its command."""
+        """Record the new patches of an attempt before its command starts."""
         del number
         self._patches = patches
 
@@ -227,7 +173,7 @@ class RunMetrics:
         self._update()
 
     def ended(self, attempt: Attempt) -> None:
-        """Count how it ended. One that a stop kept from starting is none."""
+        """Count the end of an attempt, unless a stop prevented its start."""
         if self._tally.began_at is not None:
             self.pid = None
             self._tally.ended(attempt, is_stopped=self._stopped())

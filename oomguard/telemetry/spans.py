@@ -1,4 +1,4 @@
-"""What spans and their events carry of attempts and incidents; the names stand in spans.toml."""
+"""Make OpenTelemetry spans of attempts and incidents; spans.toml defines their names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Attributes = dict[str, FactValue]
 RUN: Final = "oomguard.run"
 ATTEMPT: Final = "oomguard.attempt"
 CALL: Final = "oomguard.call"
-INCIDENT: Final = "oomguard.core.incident"
+INCIDENT: Final = "oomguard.incident"
 _FILE: Final = Path(__file__).with_name("spans.toml")
 
 
@@ -41,23 +41,24 @@ def table() -> Mapping[str, Any]:
 
 
 def of_incident(incident: Incident, number: int) -> Attributes:
-    """Return the attributes of an incident's event: its numbers, and no text of the user's but the
-    headline, masked.
+    """Return the attributes of an incident's event.
+
+    They are numbers; the only text from the user is the masked headline.
     """
     from oomguard.report.presentable import drawn
 
     found: Attributes = {
         "oomguard.attempt.number": number,
-        "oomguard.core.incident.kind": incident.kind,
-        "oomguard.core.incident.is_oom": incident.is_oom,
-        "oomguard.core.incident.headline": drawn(incident.headline),
-        "oomguard.core.incident.phase": incident.phase,
-        "oomguard.core.incident.framework": incident.framework,
+        "oomguard.incident.kind": incident.kind,
+        "oomguard.incident.is_oom": incident.is_oom,
+        "oomguard.incident.headline": drawn(incident.headline),
+        "oomguard.incident.phase": incident.phase,
+        "oomguard.incident.framework": incident.framework,
     }
     for cause in incident.causes[:1]:
-        found["oomguard.core.incident.cause"] = cause.id
-        found["oomguard.core.incident.rule"] = cause.rule
-        found["oomguard.core.incident.confidence"] = cause.confidence
+        found["oomguard.incident.cause"] = cause.id
+        found["oomguard.incident.rule"] = cause.rule
+        found["oomguard.incident.confidence"] = cause.confidence
     facts = {f"oomguard.fact.{name}": fact.value for name, fact in sorted(incident.facts.items())}
     return found | {name: value for name, value in facts.items() if not isinstance(value, str)}
 
@@ -67,31 +68,30 @@ def of_attempt(attempt: Attempt) -> Attributes:
     found: Attributes = {"oomguard.attempt.number": attempt.number, **of_settings(attempt)}
     if attempt.exit_status is not None:
         found["process.exit.code"] = attempt.exit_status
-    predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
-    found |= {f"oomguard.predicted.{name}": value for name, value in predicted.items()}
+    for patch in attempt.patches:
+        found |= {f"oomguard.predicted.{name}": value for name, value in patch.predicts.items()}
     return found | {f"oomguard.measured.{name}": value for name, value in attempt.measured.items()}
 
 
 def of_settings(attempt: Attempt) -> Attributes:
-    """Return what oomguard had changed in an attempt."""
+    """Return the settings that oomguard changed in an attempt."""
     return {f"oomguard.setting.{name}": value for name, value in attempt.settings.items()}
 
 
-# What goes along with a run and tells it as spans: one for the run, one below for each attempt, an
-# event for each incident.
+# A run is one span, each attempt is a span below it, and each incident is an event.
 
-# Where one process hands its trace on to the next
+# The variable that passes a trace to a child process
 # (https://opentelemetry.io/docs/specs/otel/context/env-carriers/).
 _CARRIED: Final = ("traceparent", "tracestate")
 
 
 class RunSpans:
-    """Tells one run.
+    """Make the spans of one run; implements a companion.
 
     Args:
-        provider: gives the tracer.
+        provider: the provider of the tracer.
         argv: the command.
-        stopped: whether the user has stopped the run, which then did not fail.
+        stopped: returns whether the user stopped the run, which then did not fail.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RunSpans:
         self._attempts = self._began_ns = 0
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Begin an attempt's span, which the command finds in its environment."""
+        """Begin an attempt's span, and pass it to the command in its environment."""
         from opentelemetry.trace import set_span_in_context
 
         del patches
@@ -130,7 +130,7 @@ class RunSpans:
         os.environ.update({name.upper(): text for name, text in carried.items()})
 
     def began(self, number: int, launch: Launch, pid: int | None) -> None:
-        """Note the command's process."""
+        """Record the command's process."""
         del number, launch
         if self._attempt is not None and pid is not None:
             self._attempt.set_attribute("process.pid", pid)
@@ -141,7 +141,8 @@ class RunSpans:
         self._attempt = None
         if span is None:
             return
-        ended_ns = self._began_ns + round(attempt.seconds * 1e9)  # it has been explained since
+        # the attempt was diagnosed in the meantime
+        ended_ns = self._began_ns + round(attempt.seconds * 1e9)
         span.set_attributes(of_attempt(attempt))
         if attempt.incident is not None:
             span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number), ended_ns)
@@ -157,8 +158,9 @@ class RunSpans:
         span.end(ended_ns)
 
     def end(self, status: int | None) -> None:
-        """End the run's span; ``status`` is the run's own, None where its command could not be
-        started.
+        """End the run's span.
+
+        ``status`` is the exit status of the run, or None if the command could not be started.
         """
         if self._attempt is not None:
             self._set_status(self._attempt, "not started", failed=True)
@@ -182,25 +184,20 @@ class RunSpans:
             span.set_status(StatusCode.ERROR, drawn(why))
 
 
-# A tracer for ``oomguard run``, where the environment asks for one: the command line configures
-# nothing by code.
-#
-# OpenTelemetry's own variables decide. Without them nothing of it is imported, and with
-# OTEL_SDK_DISABLED=true neither.
+# OpenTelemetry's own variables decide whether and how to trace. Without them, or with
+# OTEL_SDK_DISABLED=true, nothing is imported.
 
 _EXPORTER: Final = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OF_SDK: Final = "console"
 _GROUP: Final = "opentelemetry_traces_exporter"
-# A run ends no later than this for a collector that does not answer.
+# A collector that does not answer delays the end of a run by at most this time.
 DELIVER_S: Final = 3.0
 
 
-def is_asked(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment asks for spans: an exporter that is not ``none``, or where one
-    is to send them.
-    """
+def is_enabled(env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the variables name an exporter other than ``none``, or an endpoint."""
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     named = env.get(_EXPORTER, "").strip().lower()
@@ -210,27 +207,25 @@ def is_asked(env: Mapping[str, str] = os.environ) -> bool:
 
 
 class Tracing:
-    """OpenTelemetry's SDK as its variables configure it: sampler, resource, exporters.
+    """Hold OpenTelemetry's SDK as its variables configure it: sampler, resource, exporters.
 
     Attributes:
-        provider: gives the tracer.
+        provider: the provider of the tracer.
     """
 
-    def __init__(self, provider: TracerProvider, troubles: _Troubles) -> None:
+    def __init__(self, provider: TracerProvider, troubles: _SdkLogCollector) -> None:
         self.provider = provider
         self._troubles = troubles
 
     @classmethod
     def begin(cls) -> Tracing | None:
-        """Return it; None, with a line that says why, where it is not installed or its variables
-        cannot be followed.
-        """
+        """Return the tracing, or None with a warning if the SDK is missing or misconfigured."""
         try:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            # Who only names a collector speaks to all programs on the machine; who names an
-            # exporter expects spans.
+            # A variable with only an endpoint may be meant for other programs, but one with an
+            # exporter asks for spans here.
             if os.environ.get(_EXPORTER, "").strip():
                 tell = get_logger().warning
             else:
@@ -240,7 +235,7 @@ class Tracing:
                 install=_install(_OF_SDK, *_names()),
             )
             return None
-        troubles = _Troubles()
+        troubles = _SdkLogCollector()
         troubles.listen()
         try:
             exporters = [_exporter(name) for name in _names()]
@@ -248,13 +243,13 @@ class Tracing:
             for exporter in exporters:
                 provider.add_span_processor(BatchSpanProcessor(exporter))
         except Exception as error:  # noqa: BLE001
-            # of whichever exporter is installed: the run goes on without
+            # any exporter's error; the run continues without spans
             get_logger().warning("no spans are sent", reason=f"{type(error).__name__}: {error}")
             return None
         return cls(provider, troubles)
 
     def deliver(self) -> None:
-        """Send what is left, and say where it did not arrive in time."""
+        """Send the remaining spans, and log a warning if they did not arrive in time."""
         sending = threading.Thread(
             target=self.provider.shutdown, name="oomguard-spans", daemon=True
         )
@@ -265,13 +260,16 @@ class Tracing:
             why = self._troubles.last or "no answer"
             waited_s = round(time.monotonic() - began_s, 1)
             get_logger().warning(
-                "spans are lost: the collector did not take them", waited_s=waited_s, reason=why
+                "spans are lost because the collector did not accept them",
+                waited_s=waited_s,
+                reason=why,
             )
 
 
-class _Troubles(logging.Handler):
-    """Keeps what the SDK logs: standard error is the command's, and one line at the end says what
-    was lost.
+class _SdkLogCollector(logging.Handler):
+    """Collect the SDK's log messages; one line at the end shows what was lost.
+
+    The SDK must not write to standard error, which belongs to the command.
     """
 
     def __init__(self) -> None:
@@ -286,9 +284,8 @@ class _Troubles(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage().partition("\n")[0]
-        self.are_lost = (
-            self.are_lost or record.levelno >= logging.ERROR
-        )  # a warning is of what is tried again
+        # The SDK tries again after a warning.
+        self.are_lost = self.are_lost or record.levelno >= logging.ERROR
 
 
 def _names() -> list[str]:
@@ -298,8 +295,12 @@ def _names() -> list[str]:
 
 
 def _exporter(name: str) -> SpanExporter:
-    """Return the exporter of that name; raises LookupError where it is not installed."""
-    if name == "console":  # standard output is the command's
+    """Return the exporter of a name.
+
+    Raises:
+        LookupError: it is not installed.
+    """
+    if name == "console":  # standard output belongs to the command
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter(out=sys.stderr)
@@ -330,7 +331,7 @@ def _install(*names: str) -> str:
         elif name in packages:
             commands.append(f"pip install {packages[name]}")
         else:
-            commands.append(f"a package whose {_GROUP} has {name}")
+            commands.append(f"a package that provides {name} for {_GROUP}")
     return " and ".join(dict.fromkeys(commands))
 
 
@@ -340,5 +341,7 @@ def _of_otlp() -> tuple[str, ...]:
     if asked is None:
         return tuple(by_protocol.values())
     if asked not in by_protocol:
-        raise LookupError(f"OTEL_EXPORTER_OTLP_PROTOCOL={asked}: one of {', '.join(by_protocol)}")
+        raise LookupError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL={asked} must be one of {', '.join(by_protocol)}"
+        )
     return (by_protocol[asked],)

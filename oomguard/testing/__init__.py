@@ -1,8 +1,7 @@
-"""Test on the CPU that a job fits a device you do not have, and what your code does where it does
-not fit.
+"""Test on the CPU whether a job fits a GPU that you do not have, and what happens if it does not.
 
-Names load on first use: the pytest plugin lies in this room, and pytest starts without torch where
-no test asks for a device.
+Names load on first use: pytest loads the plugin in this package, and must not load torch if no test
+needs a device.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The simulated devices that are in force, outermost first; asking for them imports no torch."""
+"""Return the active simulated devices without importing torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ entered: Final[list[SimulatedDevice]] = []
 
 
 def active_device() -> SimulatedDevice | None:
-    """The innermost simulated device that is in force, None outside."""
+    """Return the innermost active simulated device, or None."""
     if entered:
         return entered[-1]
     return None

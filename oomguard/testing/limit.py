@@ -1,6 +1,4 @@
-"""The options of a simulated device, read and checked before torch is imported, and the device that
-they make.
-"""
+"""Check the options of a simulated device before torch is imported, and create the device."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomguard.core.errors import SettingError
-from oomguard.testing.sizes import read_size, written
+from oomguard.testing.sizes import format_size, read_size
 from oomguard.testing.wordings import TorchMessage, find_wording
 
 if TYPE_CHECKING:
@@ -18,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
-    """A device as a test asks for it; ``fail_at`` are the numbers of allocations that fail whatever
-    is free.
+    """Describe the device that a test asks for.
+
+    ``fail_at`` holds the numbers of allocations that fail even if memory is free.
     """
 
     capacity_bytes: int
@@ -29,7 +28,7 @@ class DeviceLimit:
     wording: TorchMessage
 
     def device(self) -> SimulatedDevice:
-        """Return a device of this kind; imports torch."""
+        """Return a new device of this kind; this imports torch."""
         from oomguard.testing.simulated_device import SimulatedDevice
 
         return SimulatedDevice(
@@ -49,18 +48,20 @@ def read_limit(
     fail_at: int | Collection[int] = (),
     wording: str | None = None,
 ) -> DeviceLimit:
-    """Return the device that these options of ``limit_memory`` describe.
+    """Return the device that the options of ``limit_memory`` describe.
 
-    Raises SettingError where one of them cannot be.
+    Raises:
+        SettingError: an option is invalid.
     """
     capacity = read_size(size)
     others = read_size(other_processes, "size of other processes")
     if capacity <= 0:
-        raise SettingError(f"a device of {size} cannot hold anything")
+        raise SettingError(f"a device of {size} has no memory")
     if others >= capacity:
         raise SettingError(
-            f"other processes cannot hold {written(others)} of a device of {written(capacity)}",
-            hint="leave some of it for the test: other_processes below the device's size",
+            f"other processes cannot use {format_size(others)} of a device of "
+            f"{format_size(capacity)}",
+            hint="leave memory for the test: other_processes below the size of the device",
         )
     numbers = (fail_at,) if isinstance(fail_at, int) else fail_at
     if (
@@ -69,7 +70,7 @@ def read_limit(
         or any(not _is_count(n) for n in _ends(numbers))
     ):
         raise SettingError(
-            f"not the number of an allocation: fail_at={fail_at!r}",
+            f"fail_at={fail_at!r} is not the number of an allocation",
             hint=(
                 "the first allocation is 1: fail_at=3, fail_at=[3, 7] or fail_at=range(5, 1000, 5)"
             ),
@@ -85,23 +86,29 @@ def limit_memory(
     fail_at: int | Collection[int] = (),
     wording: str | None = None,
 ) -> SimulatedDevice:
-    """A context manager that simulates a device of this size on the CPU.
+    """Simulate a device of this size on the CPU, as a context manager.
+
+    ```python
+    with oomguard.testing.limit_memory("8 GiB") as device:
+        model.generate(**inputs)
+    print(device.peak_bytes)
+    ```
 
     Args:
         size: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9), or a number of bytes.
-        caching_allocator: count what torch's caching allocator holds for the tensors, in blocks and
-            segments, as on a GPU; an allocation then may fail of fragmentation. Without it tensors
-            count as they are.
-        other_processes: what others hold of the device; ``other_processes_bytes`` of the device
-            changes it later.
-        fail_at: the number of the allocation that fails once, whatever is free, or several; results
-            of operations count from 1.
-        wording: the words of the failure, ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``; None is CUDA's
-            newest.
+        caching_allocator: count the blocks and segments that torch's caching allocator would
+            reserve for the tensors. An allocation can then fail because of fragmentation. False
+            (default): count the tensors alone.
+        other_processes: the memory that other processes use. ``other_processes_bytes`` of the
+            device changes it later.
+        fail_at: the number of the allocation that fails once even if memory is free, or several
+            numbers. Results of operations count from 1.
+        wording: the wording of the error: ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``. None (default):
+            CUDA's newest.
 
     Raises:
-        SettingError: where a size is not one or not positive, others hold all of the device, or an
-            option cannot be.
+        SettingError: a size is not a positive size, other processes use the whole device, or an
+            option is invalid.
     """
     return read_limit(
         size,
@@ -113,9 +120,7 @@ def limit_memory(
 
 
 def _ends(numbers: Collection[int]) -> Collection[int]:
-    """What has to be looked at of the numbers: of a range, which may have no end worth walking to,
-    its ends.
-    """
+    """Return the numbers to check; of a range only its ends, because a range may be huge."""
     if isinstance(numbers, range) and numbers:
         return (min(numbers[0], numbers[-1]),)
     return numbers

@@ -1,8 +1,8 @@
-"""pytest's plugin: ``@pytest.mark.gpu_memory("8GiB")`` runs a test on a simulated device,
-``gpu_memory`` is that device.
+"""Run tests on a simulated device with pytest: ``@pytest.mark.gpu_memory("8GiB")``.
 
-It takes the keyword arguments of ``limit_memory``. What a marker asks for is checked when tests are
-collected; torch is imported when the first such test runs.
+The fixture ``gpu_memory`` is the device. The marker takes the keyword arguments of
+``limit_memory``. They are checked when pytest collects the tests. torch is imported when the first
+such test runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.process_state import disabled
-from oomguard.testing.sizes import written
+from oomguard.testing.sizes import format_size
 
 if TYPE_CHECKING:
     from pluggy import Result
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from oomguard.testing.simulated_device import SimulatedDevice
 
 
-# What a failed test on a simulated device shows: the user's line, the peak beside the device's
-# size, and the diagnosis.
+# A failed test on a simulated device shows the user's line, the peak, the device's size and the
+# diagnosis.
 
 _RAISES: Final = Path(__file__).parent / "simulated_device.py"
 _INSTALLED: Final = tuple(
@@ -36,14 +36,12 @@ _INSTALLED: Final = tuple(
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
-def users_part(
+def user_traceback(
     excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config
 ) -> TracebackType | None:
-    """Return the traceback of a full device up to the last line of the user's own; what is
-    installed lies below that.
+    """Return the traceback of a full device, up to the last line of the user's own code.
 
-    None where another than the device raised, where no line is the user's, or with
-    ``--full-trace``.
+    None if another error was raised, if no line is the user's, or with ``--full-trace``.
     """
     entries: list[TracebackType] = []
     entry: TracebackType | None = excinfo.tb
@@ -69,18 +67,18 @@ def _is_own(path: Path) -> bool:
     )
 
 
-def section(device: SimulatedDevice, error: BaseException) -> str:
-    """Return the lines of a report; the diagnosis stands in them where memory ran out."""
+def report_section(device: SimulatedDevice, error: BaseException) -> str:
+    """Return the lines of a failed test's report, with the diagnosis if memory ran out."""
     lines = [
         (
-            f"peak {written(device.peak_bytes)} of {written(device.capacity_bytes)} on a simulated "
-            "device"
+            f"peak {format_size(device.peak_bytes)} of {format_size(device.capacity_bytes)} on a "
+            "simulated device"
         )
     ]
     if device.has_caching_allocator:
-        lines.append(f"torch held {written(device.peak_reserved_bytes)} for it")
+        lines.append(f"torch reserved {format_size(device.peak_reserved_bytes)} for it")
     if device.other_processes_bytes:
-        lines.append(f"other processes held {written(device.other_processes_bytes)}")
+        lines.append(f"other processes used {format_size(device.other_processes_bytes)}")
     from oomguard.diagnosis.diagnose import diagnose
     from oomguard.report.note import note
 
@@ -97,46 +95,44 @@ _DEVICE: Final = pytest.StashKey["SimulatedDevice"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, for --strict-markers and ``pytest --markers``."""
+    """Register the marker for --strict-markers and ``pytest --markers``."""
     config.addinivalue_line("markers", _LINE)
 
 
-@pytest.hookimpl(
-    hookwrapper=True
-)  # wrappers of the newer style need pluggy 1.2: here pytest 7.0 will do
+# newer hook wrappers need pluggy 1.2, but this plugin supports pytest 7.0
+@pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report() -> Generator[None, Result[pytest.CollectReport]]:
-    """Refuse to collect a file or class in which a marker asks for no device that there can be;
-    name each such test.
-    """
+    """Refuse a file or class with an invalid marker, and name each such test."""
     report = (yield).get_result()
-    wrong = [
-        line
-        for node in report.result or ()
-        if isinstance(node, pytest.Item)
-        for line in _mistakes(node)
-    ]
+    wrong: list[str] = []
+    for node in report.result or ():
+        if isinstance(node, pytest.Item):
+            wrong += _mistakes(node)
     if report.passed and wrong:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin with a new device, also where a test is run again; leave the test out where oomguard is
-    off: any device would do.
-    """
+    """Begin with a new device, also for a rerun; skip the test if oomguard is disabled."""
     if _DEVICE in item.stash:
         del item.stash[_DEVICE]
     marker = item.get_closest_marker(MARKER)
     if marker is not None:
         _leave_out_where_disabled()
-        _checked(marker)  # a conftest may have added it after the collection
+        _checked(marker)  # a conftest may have added the marker after collection
 
 
 @pytest.fixture(name=MARKER)
 def device(request: pytest.FixtureRequest) -> SimulatedDevice:
-    """The simulated device of a test marked ``gpu_memory``: ``peak_bytes``, ``reset_peak()``,
-    ``other_processes_bytes``.
+    """Return the simulated device of a test marked ``gpu_memory``.
 
-    An indirect parameter is its size: ``parametrize("gpu_memory", ["8GiB", "16GiB"],
+    ```python
+    @pytest.mark.gpu_memory("8GiB")
+    def test_fits(gpu_memory):
+        assert gpu_memory.peak_bytes < 6 * 2**30
+    ```
+
+    An indirect parameter is the size: ``parametrize("gpu_memory", ["8GiB", "16GiB"],
     indirect=True)``.
     """
     if not hasattr(request, "param"):
@@ -154,9 +150,7 @@ def device(request: pytest.FixtureRequest) -> SimulatedDevice:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Run the test's own code on its device; what fixtures made counts from when the test first
-    reads it.
-    """
+    """Run the test's own code on its device; a fixture's tensor counts after its first use."""
     if _DEVICE not in item.stash and item.get_closest_marker(MARKER) is None:
         yield
     else:
@@ -168,35 +162,33 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, Result[pytest.TestReport]]:
-    """Add a section to a failed test: the peak beside the device's size, and why memory ran out."""
+    """Add a section to a failed test: the peak, the device's size, and why memory ran out."""
     report = (yield).get_result()
     device = item.stash.get(_DEVICE, None)
     if report.when == "call" and report.failed and device is not None and call.excinfo is not None:
-        if (ends := users_part(call.excinfo, item.config)) is not None:
+        if (ends := user_traceback(call.excinfo, item.config)) is not None:
             call.excinfo.traceback = type(call.excinfo.traceback)(ends)
             report.longrepr = item.repr_failure(call.excinfo)
-        report.sections.append(("oomguard", section(device, call.excinfo.value)))
+        report.sections.append(("oomguard", report_section(device, call.excinfo.value)))
 
 
 def _leave_out_where_disabled() -> None:
     if disabled():
-        pytest.skip("OOMGUARD_DISABLE is set: there is no simulated device")
+        pytest.skip("OOMGUARD_DISABLE is set, so there is no simulated device")
 
 
 def _mistakes(item: pytest.Item) -> Generator[str]:
-    """Tell what a test's marker asks for that cannot be."""
+    """Return the errors in a test's marker."""
     marker = item.get_closest_marker(MARKER)
     if marker is not None:
         try:
             _limit(marker)
         except SettingError as error:
-            yield f"{item.nodeid}: {_told(error)}"
+            yield f"{item.nodeid}: {_message(error)}"
 
 
 def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDevice:
-    """Return the item's device, the same each time; without ``asked`` it is the one of the closest
-    marker.
-    """
+    """Return the item's device, always the same one; without ``asked``, use the closest marker."""
     if _DEVICE not in item.stash:
         marker = asked or item.get_closest_marker(MARKER)
         if marker is None:
@@ -216,15 +208,15 @@ def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDev
 
 
 def _checked(marker: pytest.Mark) -> DeviceLimit:
-    """Return what a marker asks for; fail the test in one line where that cannot be."""
+    """Return the device that a marker describes; fail the test with one line if it is invalid."""
     try:
         return _limit(marker)
     except SettingError as error:
-        told = _told(error)
-    pytest.fail(told, pytrace=False)
+        message = _message(error)
+    pytest.fail(message, pytrace=False)
 
 
-def _told(error: SettingError) -> str:
+def _message(error: SettingError) -> str:
     if error.hint:
         return f"{error}; {error.hint}"
     return str(error)

@@ -1,10 +1,9 @@
-"""A simulated device for tests: a real model on the CPU that runs out of a chosen number of bytes,
-as CUDA would.
+"""Simulate a GPU on the CPU: a real model runs out of a chosen number of bytes, as under CUDA.
 
-It counts the storages of every tensor that an operation makes or reads, and raises
-``torch.OutOfMemoryError`` in CUDA's own wording when they pass the capacity. The bytes come from
-running the model, never from a formula. It does not see the scratch memory inside kernels, and it
-sees only the thread it was entered in.
+The device counts the storages of all tensors that operations make or read. If they exceed the
+capacity, it raises ``torch.OutOfMemoryError`` with CUDA's wording. The bytes come from running the
+model, not from a formula. The device does not see scratch memory inside kernels, and it sees only
+the thread that entered it.
 """
 
 from __future__ import annotations
@@ -23,18 +22,16 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_bytes
 from oomguard.probe.live_storages import LiveStorages, PeakMeter
 from oomguard.testing.active_devices import entered
-from oomguard.testing.sizes import read_size, written
+from oomguard.testing.sizes import format_size, read_size
 from oomguard.testing.wordings import Figures, TorchMessage, find_wording
 
-# The blocks in which torch's caching allocator would hold the tensors of a simulated device.
+# Blocks in which torch's caching allocator would store the tensors of a simulated device.
 
 
 class CachedBlocks:
-    """Follows the events of live storages (number, bytes; 0 for the end) with an allocator on a
-    device of a size.
+    """Replay the storages of tensors (number, bytes; 0 at the end) in a caching allocator.
 
-    ``allocated_bytes`` are the blocks of live storages, as ``torch.cuda.memory_allocated`` counts
-    them.
+    ``allocated_bytes`` counts the blocks of live storages, like ``torch.cuda.memory_allocated``.
     """
 
     def __init__(self) -> None:
@@ -44,11 +41,10 @@ class CachedBlocks:
         self._without_block: dict[int, int] = {}
 
     def follow(self, events: Iterable[tuple[int, int]], capacity_bytes: int) -> int | None:
-        """Take the events in; return what the device was asked for where it has no room, None where
-        all has a block.
+        """Replay events; return the requested bytes if the device is full, otherwise None.
 
-        A storage without a block is tried again with the next events, as long as it lives: weights
-        that did not fit.
+        A storage without a block, such as weights that did not fit, is tried again with the next
+        events.
         """
         self.allocator.capacity_bytes = capacity_bytes
         refused = None
@@ -83,12 +79,12 @@ _MADE_OF_OTHERS: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """A device of ``capacity_bytes``; ``live_bytes`` and ``peak_bytes`` are exact for the tensors
-    it has seen.
+    """Simulate a device of ``capacity_bytes`` for the tensors that it sees.
 
-    Tensors that existed before count from the moment an operation first reads them, as weights do
-    that are moved to a device. Raises torch.OutOfMemoryError from the operation whose result does
-    not fit. ``allocations`` counts the tensors that operations made.
+    An older tensor counts after an operation first reads it, like weights that are moved to a
+    device. If the result of an operation does not fit, the operation raises torch.OutOfMemoryError.
+    ``allocations`` counts the tensors that operations made. ``live_bytes`` and ``peak_bytes`` are
+    exact.
     """
 
     def __init__(
@@ -113,29 +109,27 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def _total_bytes(self) -> int:
-        """What torch's message tells as the device's size."""
+        """The size of the device in torch's message."""
         return self.capacity_bytes
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the tensors that are alive now."""
+        """Bytes of the live tensors."""
         return self._storages.bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was alive after an operation since ``reset_peak``."""
+        """Largest number of live bytes after an operation since ``reset_peak``."""
         return self._storages.peak_bytes
 
     @property
     def has_caching_allocator(self) -> bool:
-        """Whether the device counts what torch's caching allocator holds for the tensors."""
+        """Whether the device simulates torch's caching allocator."""
         return self._blocks is not None
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the allocator's blocks in which live tensors are; ``live_bytes`` without a
-        caching allocator.
-        """
+        """Bytes of the blocks with live tensors; ``live_bytes`` without a caching allocator."""
         blocks = self._blocks_now()
         if blocks is None:
             return self.live_bytes
@@ -143,7 +137,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that torch holds of the device; ``live_bytes`` without a caching allocator."""
+        """Bytes that torch has reserved; ``live_bytes`` without a caching allocator."""
         blocks = self._blocks_now()
         if blocks is None:
             return self.live_bytes
@@ -151,18 +145,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that torch held since ``reset_peak``; ``peak_bytes`` without a caching
-        allocator.
-        """
+        """Peak of ``reserved_bytes`` since ``reset_peak``."""
         if self._blocks is None:
             return self.peak_bytes
         return self._blocks.allocator.peak_reserved_bytes
 
     @property
     def largest_free_block_bytes(self) -> int:
-        """The largest block that torch holds and no tensor uses; 0 without a caching allocator,
-        which keeps none.
-        """
+        """Bytes of torch's largest unused block; 0 without a caching allocator."""
         blocks = self._blocks_now()
         if blocks is None:
             return 0
@@ -170,13 +160,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the device that neither torch nor another process holds."""
+        """Bytes of the device that neither torch nor another process uses."""
         return max(0, self.capacity_bytes - self._others_bytes - self.reserved_bytes)
 
     @property
     def other_processes_bytes(self) -> int:
-        """Bytes of the device that other processes hold; may be set (``"1 GiB"``, bytes) while a
-        test runs, up to what is free.
+        """Bytes of the device that other processes use.
+
+        A test may set it (``"1 GiB"``, bytes), up to the free memory.
         """
         return self._others_bytes
 
@@ -186,13 +177,12 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         room = self.free_bytes + self._others_bytes
         if size_bytes > room:
             raise SettingError(
-                f"other processes cannot hold {written(size_bytes)}: a device of "
-                f"{written(self.capacity_bytes)}, "
-                f"of which torch holds {written(self.reserved_bytes)}, leaves {written(room)} to "
-                "them",
+                f"other processes cannot use {format_size(size_bytes)}: torch holds "
+                f"{format_size(self.reserved_bytes)} of the device's "
+                f"{format_size(self.capacity_bytes)}, so {format_size(room)} are left",
                 hint=(
-                    f"at most device.other_processes_bytes = {room}; free tensors, or call "
-                    "device.empty_cache(), before"
+                    f"set device.other_processes_bytes to at most {room}, or first free tensors or "
+                    "call device.empty_cache()"
                 ),
             )
         self._others_bytes = size_bytes
@@ -208,10 +198,11 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         super().__exit__(*exc_info)
 
     def __call__(self, function: F) -> F:
-        """Run every call of a plain function on this device, as ``@limit_memory("8 GiB")`` does.
+        """Run every call of a plain function on this device, as in ``@limit_memory("8 GiB")``.
 
-        Raises UsageError for a class, a coroutine and a generator: their code does not run in the
-        call.
+        Raises:
+            UsageError: it is a class, a coroutine or a generator, whose code does not run during
+                the call.
         """
         tests = (
             inspect.isclass,
@@ -222,10 +213,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         if not callable(function) or any(test(function) for test in tests):
             raise UsageError(
                 f"limit_memory decorates a plain function, not {function!r}",
-                hint=(
-                    'write with limit_memory("8 GiB") as device: around the code that is to run on '
-                    "the device"
-                ),
+                hint=('use a block: with limit_memory("8 GiB") as device:'),
             )
 
         @functools.wraps(function)
@@ -236,43 +224,34 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         return cast("F", call)
 
     def reset_peak(self) -> None:
-        """Forget the peaks so far."""
+        """Reset all peaks."""
         self._storages.reset_peak()
         if self._blocks is not None:
             self._blocks.allocator.peak_reserved_bytes = self.reserved_bytes
 
     def begin_meter(self) -> PeakMeter:
-        """Measure one more peak from now, which ``reset_peak`` does not touch, until
-        ``end_meter``.
-        """
+        """Begin another peak measurement, which ``reset_peak`` does not affect."""
         return self._storages.begin_meter()
 
     def end_meter(self, meter: PeakMeter) -> None:
-        """Measure this peak no longer."""
+        """End a peak measurement."""
         self._storages.end_meter(meter)
 
     def empty_cache(self) -> None:
-        """Give the blocks that torch keeps unused back to the device, as ``torch.cuda.empty_cache``
-        does.
-        """
+        """Release unused blocks to the device, as ``torch.cuda.empty_cache`` does."""
         blocks = self._blocks_now()
         if blocks is not None:
             blocks.allocator.empty_cache()
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count these tensors from now, as if an operation had read them: a model's weights before
-        its first call.
-        """
+        """Count these tensors now, such as a model's weights before its first call."""
         for tensor in tensors:
-            with (
-                torch._C._DisableTorchDispatch()
-            ):  # the parts of a sparse tensor are asked for by operations
+            with torch._C._DisableTorchDispatch():
+                # Sparse tensors report their parts only through operations.
                 self._storages.adopt(tensor)
 
     def place(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count these tensors from now, as weights that are loaded on the device; where one does
-        not fit raise, and count none.
-        """
+        """Count these tensors as loaded weights; if one does not fit, raise and count none."""
         counted: list[torch.Tensor] = []
         with torch._C._DisableTorchDispatch():
             for tensor in tensors:
@@ -291,22 +270,21 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True  # pytest then shows the line of the test
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
-            # a tensor that runs its operations itself: those that it makes come here one by one
+            # This tensor subclass runs its own operations, which arrive here one by one.
             return NotImplemented
         made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
         if torch.is_inference_mode_enabled() and made_of_others(func.name(), _MADE_OF_OTHERS):
-            # There an operation that is made of others arrives whole: what it holds meanwhile would
-            # not be counted. Its own kernel is asked, not a decomposition in Python beside it,
-            # which may copy what the kernel hands through (dropout).
+            # A composite operation arrives here as a whole, so its intermediate tensors would not
+            # count. Use its native kernel. A Python decomposition may copy what the kernel passes
+            # through, as in dropout.
             with self:
                 return func._op_dk(_MADE_OF_OTHERS, *args, **(kwargs or {}))
         before = self.live_bytes
         for leaf in tree_leaves((args, kwargs or {})):
             self._storages.adopt(leaf)
         tried = self._settle(before)
-        if (
-            tried is not None
-        ):  # weights that are first read here, or a storage that grew, may already be too much
+        if tried is not None:
+            # Weights on first use or a storage that grew may already exceed the device.
             self._fail(self.live_bytes - tried, tried)
         before = self.live_bytes
         out = func(*args, **(kwargs or {}))
@@ -314,29 +292,26 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._storages.adopt(leaf)
         tried = self._settle(before, made=True)
         if tried is not None:
-            # The result goes with this frame: what the exception's traceback keeps is no part of
-            # the device's load.
+            # Delete the result with this frame: tensors in the traceback are not a load of the
+            # device.
             out = leaf = args = kwargs = None
             self._fail(before, tried)
         self._storages.note_peak()
         return out
 
     def _blocks_now(self) -> CachedBlocks | None:
-        """Return the blocks as of now; a thread that only looks on gets them as of the last
-        operation.
-        """
+        """Return the current blocks; another thread gets those of the last operation."""
         if self._blocks is not None and self._thread in (None, threading.get_ident()):
             self._settle()
         return self._blocks
 
     def _settle(self, before: int = 0, *, made: bool = False) -> int | None:
-        """Take in what became of storages since the last call; return the bytes that were refused,
-        None where all fit.
+        """Process storages that appeared or ended; return the refused bytes, or None if all fit.
 
         Args:
-            before: the live bytes before what is newest was counted.
-            made: whether an operation made what is newest; else it was there before, and is first
-                read.
+            before: the live bytes before the newest storage was counted.
+            made: whether an operation made the newest storage. If not, it is an older one on first
+                use.
         """
         events = self._storages.take_events()
         room = self.capacity_bytes - self._others_bytes
@@ -355,11 +330,11 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             return self._blocks.follow(events, room)
         if self.live_bytes <= room:
             return None
-        # Where nothing grew, something of before does not fit as it is: what is past the device.
+        # If nothing grew, an older storage does not fit; report the excess over the device.
         return max(self.live_bytes - before, 0) or self.live_bytes - room
 
     def _fail(self, live: int, tried: int) -> None:
-        """Raise in the words of torch: the figures are those before the operation that failed."""
+        """Raise torch's error with the numbers from before the failed operation."""
         __tracebackhide__ = True
         allocated, reserved = (
             (live, live) if self._blocks is None else (self.allocated_bytes, self.reserved_bytes)

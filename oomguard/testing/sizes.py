@@ -1,6 +1,4 @@
-"""Sizes as a tester writes them: ``"8 GiB"`` is 2^30 a unit, ``"8 GB"`` 10^9, as both
-are defined.
-"""
+"""Parse and format sizes: ``"8 GiB"`` means 2^30 bytes a unit, ``"8 GB"`` means 10^9."""
 
 from __future__ import annotations
 
@@ -10,19 +8,26 @@ from typing import Final
 
 from oomguard.core.errors import SettingError
 
-_UNITS: Final[dict[str, int]] = {"b": 1} | {
-    f"{letter}{end}": int(factor**power)
-    for power, letter in enumerate("kmgt", start=1)
-    for end, factor in (("b", 1000), ("ib", 1024))
+_UNITS: Final = {
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
 }
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
 def read_size(size: str | int, what: str = "size") -> int:
-    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; a text
-    needs a unit.
+    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes.
 
-    Raises SettingError, which names ``what`` the size is of, also below zero.
+    Raises:
+        SettingError: it is invalid, negative, or a text without a unit. The message names ``what``
+            it is.
     """
     if isinstance(size, str):
         match = _SIZE.match(size)
@@ -49,10 +54,8 @@ def read_size(size: str | int, what: str = "size") -> int:
     return size
 
 
-def written(size_bytes: int, unit_end: str = "iB") -> str:
-    """Write a size as torch does (c10/util/Exception format_size): two decimals, bytes below one
-    KiB.
-    """
+def format_size(size_bytes: int, unit_end: str = "iB") -> str:
+    """Format a size with two decimals, as c10/util/Exception format_size in torch does."""
     for letter, factor in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {letter}{unit_end}"

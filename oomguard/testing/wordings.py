@@ -1,6 +1,4 @@
-"""The words of a full device in each version of torch, from ``wordings.toml``; filled with figures,
-an exception of its type.
-"""
+"""Build out-of-memory errors with the wording of each torch version, from ``wordings.toml``."""
 
 from __future__ import annotations
 
@@ -14,15 +12,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from oomguard.core.errors import SettingError
-from oomguard.testing.sizes import read_size, written
+from oomguard.testing.sizes import format_size, read_size
 
 NEIGHBOUR_PID: Final = 1234
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a message tells: ``allocated_bytes`` is in tensors, ``reserved_bytes`` what torch holds
-    for them and beside them.
+    """Hold the numbers of a message.
+
+    ``allocated_bytes`` is the memory in tensors. ``reserved_bytes`` is everything that torch holds.
     """
 
     tried_bytes: int
@@ -35,9 +34,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class TorchMessage:
-    """One message: ``platform`` and ``versions`` of torch that print it, and where it stands in
-    torch.
-    """
+    """Describe one message, the platform and torch versions that print it, and its source file."""
 
     platform: str
     versions: str
@@ -48,7 +45,7 @@ class TorchMessage:
     unit_end: str = "iB"
 
     def message(self, figures: Figures) -> str:
-        """Return the message with these figures."""
+        """Return the message with these numbers."""
         sizes = {
             "tried": figures.tried_bytes,
             "capacity": figures.capacity_bytes,
@@ -59,7 +56,7 @@ class TorchMessage:
             "reserved": figures.reserved_bytes,
             "others": figures.others_bytes,
         }
-        shown = {name: written(size_bytes, self.unit_end) for name, size_bytes in sizes.items()}
+        shown = {name: format_size(size_bytes, self.unit_end) for name, size_bytes in sizes.items()}
         if figures.others_bytes:
             clause = self.neighbour.format(pid=NEIGHBOUR_PID, **shown)
         else:
@@ -73,7 +70,7 @@ class TorchMessage:
             return RuntimeError(message)
         import torch
 
-        # torch is not typed here
+        # torch has no types here
         return torch.OutOfMemoryError(message)  # type: ignore[no-any-return]
 
 
@@ -87,10 +84,12 @@ def wordings() -> tuple[TorchMessage, ...]:
 
 
 def find_wording(name: str | None = None) -> TorchMessage:
-    """Return the wording of ``"cuda 2.1"``, of ``"2.1"`` (CUDA's) or of ``"mps"`` (the newest);
-    None is the newest of CUDA.
+    """Return the wording for ``"cuda 2.1"``, ``"2.1"`` (CUDA's) or ``"mps"`` (its newest).
 
-    Raises SettingError where no wording of that platform and version is known.
+    None returns CUDA's newest wording.
+
+    Raises:
+        SettingError: the platform and version are unknown.
     """
     if name is None:
         words = ["cuda"]
@@ -108,8 +107,8 @@ def find_wording(name: str | None = None) -> TorchMessage:
             return row
     known = ", ".join(f"{row.platform} {row.versions}" for row in wordings())
     raise SettingError(
-        f"no wording of torch is known as {name!r}",
-        hint=f'write it as "cuda 2.1" or "mps"; known are {known}',
+        f"oomguard knows no torch wording {name!r}",
+        hint=f'write it as "cuda 2.1" or "mps"; known: {known}',
     )
 
 
@@ -122,21 +121,25 @@ def oom_error(
     reserved: str | int | None = None,
     other_processes: str | int = 0,
 ) -> Exception:
-    """Return the exception that a version of torch raises on a full device, to raise in a test of
-    your own handler.
+    """Return the exception that a torch version raises on a full device, to test your own handler.
+
+    ```python
+    error = oomguard.testing.oom_error("cuda 2.1", tried="2 GiB")
+    ```
 
     Args:
-        wording: platform and version, ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``; None is CUDA's
-            newest.
-        tried: what the failed allocation asked for; sizes are text (``"2 GiB"``) or bytes.
-        capacity: the device's size.
-        allocated: what tensors hold; None is nearly all that others leave of the device, so that
-            ``tried`` does not fit.
-        reserved: what torch holds, tensors included; None is as much as ``allocated``.
-        other_processes: what others hold of the device.
+        wording: platform and version: ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``. None (default):
+            CUDA's newest.
+        tried: the size of the failed allocation, as text (``"2 GiB"``) or bytes.
+        capacity: the size of the device.
+        allocated: the memory in tensors. None (default): nearly everything that others leave, so
+            that ``tried`` does not fit.
+        reserved: the memory that torch holds, including tensors. None (default): the same as
+            ``allocated``.
+        other_processes: the memory that other processes use.
 
     Raises:
-        SettingError: where a size or a wording is none, or torch and others hold more than the
+        SettingError: a size or wording is invalid, or torch and other processes use more than the
             device has.
     """
     row = find_wording(wording)
@@ -156,12 +159,11 @@ def oom_error(
         in_tensors = min(in_tensors, held)
     if not in_tensors <= held <= total - others:
         raise SettingError(
-            f"a device of {written(total)} cannot have {written(in_tensors)} allocated of "
-            f"{written(held)} reserved, "
-            f"and {written(others)} held by others",
+            f"a device of {format_size(total)} cannot have {format_size(in_tensors)} allocated of "
+            f"{format_size(held)} reserved, with {format_size(others)} used by other processes",
             hint=(
-                f"others leave {written(room)}: allocated= is at most reserved=, and reserved= at "
-                "most that"
+                f"other processes leave {format_size(room)}: allocated= must not exceed reserved=, "
+                "and reserved= must not exceed that"
             ),
         )
     return row.error(Figures(asked, total, total - others - held, in_tensors, held, others))

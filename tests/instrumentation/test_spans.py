@@ -29,7 +29,7 @@ def test_a_span_is_used_once_and_says_so_when_it_is_used_again():
         span = seen.span("papers")
         with span:
             ran.append(1)
-        with pytest.raises(UsageError, match="'papers' was used before: a span is used once"), span:
+        with pytest.raises(UsageError, match="'papers' was already used"), span:
             ran.append(2)
     assert (ran, [row.what for row in seen.rows]) == ([1], ["papers"])
 
@@ -67,10 +67,10 @@ def test_spans_and_marks_after_the_watch_has_ended_run_and_the_first_of_each_is_
     assert (ran, seen.rows, seen.timeline.marks) == (["later", "last"], (), ())
     span, mark = warnings_of(caplog)
     assert span.startswith(
-        "oomguard: a span is not noted: its watch has ended or has not begun: label later, hint "
+        "oomguard: a span is not recorded because its watch is not active: label later, hint "
     )
     assert mark.startswith(
-        "oomguard: a mark is not noted: its watch has ended or has not begun: label later mark, hint "
+        "oomguard: a mark is not recorded because its watch is not active: label later mark, hint "
     )
 
 

@@ -233,7 +233,7 @@ def test_the_switch_turns_it_off(monkeypatch):
     before = threads()  # that of a generator ends a moment later
     with oomguard.watch() as seen:
         assert threads() == before
-    assert str(seen) == "OOMGUARD_DISABLE is set: nothing is watched"
+    assert str(seen) == "OOMGUARD_DISABLE is set, so oomguard watches nothing"
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

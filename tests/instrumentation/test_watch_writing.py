@@ -37,7 +37,7 @@ def test_where_there_is_no_room_the_old_file_stays_and_the_hint_asks_for_room(tm
         check=True,
     )
 
-    assert "old.csv cannot be written: File too large; make room for 2,000 bytes" in ran.stdout
+    assert "old.csv cannot be written: File too large; free 2,000 bytes" in ran.stdout
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.csv": "old"}
 
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import oomguard
-from oomguard.mapping import store as store_module
 from oomguard.mapping.claims import Claims
-from oomguard.mapping.store import ResultStore
+from oomguard.mapping.store import ResultStore, network_file_system
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +40,7 @@ def changed(path, command):
 
 def test_a_file_that_is_no_database_is_left_as_it_is(store):
     store.write_text("my notes\n" * 1000)
-    with pytest.raises(oomguard.StoreError, match=r"it is no store of oomguard\.map"):
+    with pytest.raises(oomguard.StoreError, match=r"it is not a store of oomguard\.map"):
         oomguard.map(same, [1], store=store)
     assert store.read_text() == "my notes\n" * 1000
 
@@ -49,7 +48,7 @@ def test_a_file_that_is_no_database_is_left_as_it_is(store):
 def test_another_programs_database_is_left_as_it_is(store):
     changed(store, "CREATE TABLE mine (id)")
     before = store.read_bytes()
-    with pytest.raises(oomguard.StoreError, match="another program's database"):
+    with pytest.raises(oomguard.StoreError, match="the database of another program"):
         oomguard.map(same, [1], store=store)
     assert store.read_bytes() == before
 
@@ -57,7 +56,8 @@ def test_another_programs_database_is_left_as_it_is(store):
 def test_a_newer_store_says_which_versions(made):
     changed(made, "PRAGMA user_version = 7")
     with pytest.raises(
-        oomguard.StoreError, match=r"a newer oomguard wrote it \(schema 7, this one knows 1\)"
+        oomguard.StoreError,
+        match=r"a newer oomguard wrote it \(schema 7, this version supports 1\)",
     ):
         oomguard.map(same, [1], store=made)
 
@@ -121,7 +121,7 @@ print(results, list(results) == fn(range(1000, 1200)))
     )
     told, results = ran.stdout.splitlines()
     assert "results.sqlite: " in told
-    assert "finished items are not computed again" in told
+    assert "finished items are kept" in told
     computed, reused = map(
         int, re.search(r"(\d+) computed, (\d+) reused, 0 failed> True", results).groups()
     )
@@ -137,7 +137,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
         f"23 22 0:50 / {tmp_path} rw,relatime shared:5 - nfs4 server:/export rw,vers=4.2\n"
     )
-    monkeypatch.setattr(store_module, "MOUNTS", mounts)
+    monkeypatch.setattr("oomguard.mapping.store.MOUNTS", mounts)
     oomguard.map(same, range(5), store=store)
     assert "the store is on a network folder: file_system nfs4" in caplog.text
     with closing(sqlite3.connect(store)) as database:
@@ -145,11 +145,11 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
 
 
 def test_a_local_folder_is_none_of_a_network(tmp_path):
-    assert store_module.network_file_system(tmp_path) is None
+    assert network_file_system(tmp_path) is None
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(oomguard.StoreError, match=r"the folder .*/no is not there") as caught:
+    with pytest.raises(oomguard.StoreError, match=r"the folder .*/no does not exist") as caught:
         oomguard.map(same, [1], store=tmp_path / "no" / "s.sqlite")
     assert caught.value.hint == f"mkdir -p {tmp_path / 'no'}"
 
@@ -158,7 +158,7 @@ def test_a_store_that_is_no_path_is_named(subtests):
     for given in [None, 5, b"s.sqlite", ""]:
         with subtests.test(store=given):
             with pytest.raises(
-                oomguard.UsageError, match=re.escape(f"store is {given!r}")
+                oomguard.UsageError, match=re.escape(f"store must be a path, got {given!r}")
             ) as caught:
                 oomguard.map(same, [1], store=given)
             assert 'store="results.sqlite"' in caught.value.hint
@@ -177,7 +177,7 @@ def test_a_path_that_is_refused_has_nothing_new_beside_it(tmp_path):
 
 
 def test_a_key_that_is_no_function_is_told_with_one(store):
-    with pytest.raises(oomguard.UsageError, match="key is a str") as caught:
+    with pytest.raises(oomguard.UsageError, match="key must be a function, got a str") as caught:
         oomguard.map(same, [{"id": 1}], store=store, key="id")
     assert "key=lambda item: item['id']" in caught.value.hint
 
@@ -185,7 +185,7 @@ def test_a_key_that_is_no_function_is_told_with_one(store):
 def test_what_key_raises_names_the_item(store):
     with pytest.raises(KeyError) as caught:
         oomguard.map(same, [{"id": 1}, {}], store=store, key=lambda item: item["id"])
-    assert "raised by key= for items[1]" in caught.value.__notes__[0]
+    assert "key= raised this for items[1]" in caught.value.__notes__[0]
 
 
 def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(subtests, store):
@@ -221,7 +221,7 @@ def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(sub
             oomguard.UsageError, match=f"fn returned a {type(returned).__name__}"
         ) as caught:
             oomguard.map(lambda _: returned, ["a", "b"], store=store, identity={})
-        assert "a list of as many results" in caught.value.hint
+        assert "a list with one result for each item" in caught.value.hint
 
     for returned in [
         UserDict({0: "ids", 1: "mask"}),
@@ -237,7 +237,7 @@ def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(sub
 
 
 def test_an_item_without_content_is_named_by_its_place_before_anything_is_computed(store, upper):
-    with pytest.raises(oomguard.UsageError, match=r"items\[2\] is, or holds, a object") as caught:
+    with pytest.raises(oomguard.UsageError, match=r"items\[2\] is or contains a object") as caught:
         oomguard.map(upper, ["a", "b", {"image": object()}], store=store, identity={})
     assert "key=" in caught.value.hint
     assert upper.batches == []
@@ -277,7 +277,7 @@ def test_what_is_no_list_of_items_is_named(subtests, store):
     ]:
         with (
             subtests.test(name),
-            pytest.raises(oomguard.UsageError, match=f"items is a {type(items).__name__}"),
+            pytest.raises(oomguard.UsageError, match=f"items must not be a {type(items).__name__}"),
         ):
             oomguard.map(same, items, store=store)
 

@@ -14,7 +14,7 @@ import oomguard
 
 def test_a_name_that_no_file_can_have_is_a_store_error(subtests, tmp_path, upper):
     for name, told in [
-        ("a\0b.sqlite", "has a null byte"),
+        ("a\0b.sqlite", "contains a null byte"),
         ("n" * 300, "is too long"),
         ("n" * 250, "is too long"),
     ]:
@@ -29,7 +29,7 @@ def test_a_store_is_a_file_and_no_database_in_memory(subtests, tmp_path, upper, 
     for name in [":memory:", "file:x?mode=memory", "file:x.sqlite"]:
         with subtests.test(name=name):
             monkeypatch.chdir(tmp_path)
-            with pytest.raises(oomguard.StoreError, match=re.escape(f"store is {name!r}")):
+            with pytest.raises(oomguard.StoreError, match=re.escape(f"got {name!r} of SQLite")):
                 oomguard.map(upper, ["a"], store=name, identity={})
             assert not Path(name).exists()
             oomguard.map(upper, ["a"], store=f"./{name}", identity={})
@@ -46,7 +46,7 @@ def test_a_way_of_storing_that_cannot_be_called_is_named_before_fn_runs(subtests
 
 
 def test_a_function_that_is_none_is_named(subtests, store):
-    for fn, told in [(None, "fn is None"), ("upper", "fn is a str")]:
+    for fn, told in [(None, "got None"), ("upper", "got a str")]:
         with subtests.test(fn=fn, told=told):
             for call in (oomguard.map, oomguard.imap):
                 with pytest.raises(oomguard.UsageError, match=told) as caught:
@@ -57,7 +57,7 @@ def test_a_function_that_is_none_is_named(subtests, store):
 def test_a_name_in_identity_is_a_text(subtests, store, upper):
     for name in [1, None, (1,)]:
         with subtests.test(name=name):
-            with pytest.raises(oomguard.UsageError, match=r"names are texts") as caught:
+            with pytest.raises(oomguard.UsageError, match=r"keys must be texts") as caught:
                 oomguard.map(upper, ["a"], store=store, identity={name: 2, "seed": 0})
             assert repr(name) in str(caught.value)
             assert "identity={" in caught.value.hint
@@ -69,7 +69,7 @@ def test_results_say_how_to_keep_them_elsewhere_and_how_many_there_are(store, up
         with pytest.raises(TypeError, match=r"list\(results\)"):
             keep(results)
     for index in (2, -3):
-        with pytest.raises(IndexError, match=f"no result {index}: there are 2"):
+        with pytest.raises(IndexError, match=f"result {index} does not exist: there are 2"):
             results[index]
 
 

@@ -120,7 +120,7 @@ def test_an_object_of_which_nothing_tells_what_it_is_has_to_be_said():
             return texts
 
     for fn in (Extractor(), Extractor().__call__, functools.partial(counts, lock=object())):
-        with pytest.raises(oomguard.UsageError, match="what identifies it is not known"):
+        with pytest.raises(oomguard.UsageError, match="which oomguard cannot identify"):
             computation_of(fn, None)
         computation_of(fn, {"version": 2})
 
@@ -128,7 +128,7 @@ def test_an_object_of_which_nothing_tells_what_it_is_has_to_be_said():
 def test_an_identity_without_content_is_a_mistake_that_is_named(subtests):
     for identity, told in [
         ({"model": object()}, r"identity\['model'\] is a object"),
-        ("org/name", "identity is 'org/name'"),
+        ("org/name", "identity must be a dictionary with names as keys, got 'org/name'"),
     ]:
         with (
             subtests.test(identity=identity, told=told),

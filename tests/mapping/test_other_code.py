@@ -8,7 +8,7 @@ import textwrap
 import oomguard
 
 SAID = {"model": "org/name"}
-MESSAGE = "results of this identity were computed by other code"
+MESSAGE = "other code computed stored results of this identity"
 
 
 def module(name, body):

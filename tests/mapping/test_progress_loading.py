@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from oomguard.mapping.progress import undrawn
+from oomguard.mapping.progress import keep_random_state
 
 GUARDED = """
 import random, sys
@@ -39,7 +39,7 @@ def test_a_library_that_draws_as_it_is_loaded_leaves_the_numbers_as_they_were(
     random.seed(5)
     wanted = random.Random(5).random()
 
-    with undrawn("drawing_library"):
+    with keep_random_state("drawing_library"):
         importlib.import_module("drawing_library")
 
     assert random.random() == wanted
@@ -50,7 +50,7 @@ def test_where_it_is_loaded_already_nothing_is_put_back():
     drawn = random.Random(5)
     drawn.random()
 
-    with undrawn("sys"):
+    with keep_random_state("sys"):
         random.random()
 
     assert random.random() == drawn.random()

@@ -88,14 +88,14 @@ def test_the_command_of_the_hint_saves_them(store, tmp_path):
 def test_what_is_there_already_is_left_as_it_is(store, tmp_path):
     mapped(store)
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(oomguard.UsageError, match="is there already"):
+    with pytest.raises(oomguard.UsageError, match="already exists"):
         recover(store, tmp_path / "notes")
     assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_of_what_is_no_store_or_nothing_no_new_one_is_made(store, tmp_path):
     store.write_bytes(random.Random(3).randbytes(3 * PAGE))
-    for path, why in ((store, "nothing of it can be read"), (tmp_path / "none", "No such file")):
+    for path, why in ((store, "nothing is readable"), (tmp_path / "none", "No such file")):
         with pytest.raises(oomguard.StoreError, match=why):
             recover(path, tmp_path / "saved.sqlite")
     with pytest.raises(oomguard.StoreError, match="No such file"):

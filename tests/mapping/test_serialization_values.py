@@ -91,7 +91,8 @@ def test_a_value_of_another_type_is_named_with_what_to_do(subtests):
     ]:
         with subtests.test(name):
             with pytest.raises(
-                oomguard.UsageError, match=r"the result of items\[4\] cannot be stored: it has a"
+                oomguard.UsageError,
+                match=r"the result of items\[4\] cannot be stored because it contains a",
             ) as caught:
                 PLAIN.written(value, "items[4]")
             assert "encode=" in caught.value.hint

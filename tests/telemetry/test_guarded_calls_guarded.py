@@ -122,7 +122,7 @@ def test_a_remedied_call_is_one_span_below_the_programs_own(spans, fits_four):
     assert span.attributes is not None
     assert span.attributes["oomguard.attempts"] == len(fits_four.attempts)
     assert span.attributes["oomguard.setting.batch_size"] <= 4
-    assert [event.name for event in span.events] == ["oomguard.core.incident"] * (
+    assert [event.name for event in span.events] == ["oomguard.incident"] * (
         len(fits_four.attempts) - 1
     )
     assert span.status.status_code is trace.StatusCode.UNSET
@@ -164,17 +164,17 @@ def test_a_loop_whose_body_fails_of_something_else_is_nothing_of_ours(registry, 
 
 def test_an_engine_that_dies_at_work_counts_once_and_its_hours_of_work_are_not_lost(registry):
     started = Attempt(1, {}, seconds=3600.0)
-    guarded_calls.attempted(started)
+    guarded_calls.count_attempt(started)
     for _ in range(2):  # and dies again after it was made again
-        guarded_calls.died(started, Attempt(1, {}, error="EngineDeadError", seconds=3600.0))
-        guarded_calls.attempted(Attempt(2, {}))
+        guarded_calls.count_death(started, Attempt(1, {}, error="EngineDeadError", seconds=3600.0))
+        guarded_calls.count_attempt(Attempt(2, {}))
         started = Attempt(2, {})
 
     found = values(registry)
     assert found[("oomguard_failed_attempts_total",)] == 2
     assert found[("oomguard_attempts_total",)] == 3
     assert found[("oomguard_failed_attempts_seconds_total",)] == 0
-    guarded_calls.call_ended()
+    guarded_calls.end_call()
 
 
 def test_metrics_enabled_twice_are_registered_once(registry, fits_four):
@@ -216,7 +216,7 @@ def test_a_remedied_call_loads_neither_library_where_the_program_has_not():
 
 
 def test_what_is_no_registry_is_refused_with_what_to_pass():
-    with pytest.raises(SettingError, match="not 'x'") as caught:
+    with pytest.raises(SettingError, match="got 'x'") as caught:
         oomguard.enable_metrics(registry="x")
     assert "CollectorRegistry" in str(caught.value)
     assert "enable_metrics()" in (caught.value.hint or "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.telemetry.metrics import Exporter, Tally, metrics, registry_of
-from oomguard.telemetry.run_metrics import sampled
+from oomguard.telemetry.run_metrics import read_sample
 from oomguard.telemetry.spans import table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -45,8 +45,8 @@ def test_a_name_ends_with_its_unit_and_a_counter_s_in_total():
 
 def test_a_figure_is_counted_or_sampled():
     for metric in metrics():
-        assert metric.figure in {**vars(Tally()), **sampled(None)}, metric.name
-        assert (metric.figure in sampled(None)) == (metric.at == ("scrape",)), metric.name
+        assert metric.figure in {**vars(Tally()), **read_sample(None)}, metric.name
+        assert (metric.figure in read_sample(None)) == (metric.at == ("scrape",)), metric.name
 
 
 def test_the_page_lists_every_metric_as_it_is_exported():

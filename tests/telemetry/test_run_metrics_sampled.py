@@ -12,16 +12,16 @@ from types import ModuleType
 import psutil
 import pytest
 
-from oomguard.telemetry.run_metrics import resident_bytes, sampled
+from oomguard.telemetry.run_metrics import read_sample, resident_bytes
 from support.counted import scraped
 
 GIB = 2**30
 ASK = """
 from oomguard.telemetry.metrics import Exporter, registry_of
-from oomguard.telemetry.run_metrics import sampled
+from oomguard.telemetry.run_metrics import read_sample
 from oomguard.telemetry.metrics import Tally
 from prometheus_client import generate_latest
-print(generate_latest(registry_of(Exporter(Tally(), {"scrape"}, lambda: sampled(None)))).decode())
+print(generate_latest(registry_of(Exporter(Tally(), {"scrape"}, lambda: read_sample(None)))).decode())
 """
 
 
@@ -75,7 +75,7 @@ def test_memory_of_the_command_is_that_of_all_that_it_started():
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = sampled(process.pid)["resident_bytes"]
+        found = read_sample(process.pid)["resident_bytes"]
         for child in psutil.Process(process.pid).children():
             child.kill()
         process.wait(30)

@@ -22,11 +22,11 @@ def test_facts_are_sent_where_they_are_numbers():
 def test_only_the_first_cause_is_sent_and_none_where_there_is_none():
     causes = (Cause("fragmentation", "OG1", 0.9, (), ""), Cause("lora", "OG2", 0.5, (), ""))
     told = of_incident(Incident("cuda_oom", "x", causes=causes), 2)
-    assert (told["oomguard.core.incident.cause"], told["oomguard.core.incident.rule"]) == (
+    assert (told["oomguard.incident.cause"], told["oomguard.incident.rule"]) == (
         "fragmentation",
         "OG1",
     )
-    assert "oomguard.core.incident.cause" not in of_incident(Incident("cuda_oom", "x"), 1)
+    assert "oomguard.incident.cause" not in of_incident(Incident("cuda_oom", "x"), 1)
 
 
 def test_an_attempt_carries_what_was_changed_predicted_and_measured():

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.telemetry.spans import DELIVER_S, is_asked, table
+from oomguard.telemetry.spans import DELIVER_S, is_enabled, table
 from support.counted import run
 
 pytest.importorskip(
@@ -108,11 +108,11 @@ def test_a_run_is_a_span_with_one_below_for_each_attempt_and_an_event_for_its_in
     assert attributes(second)["oomguard.setting.max_model_len"] == 1792
     (event,) = first.events
     told = attributes(event)
-    assert event.name == "oomguard.core.incident"
-    assert told["oomguard.core.incident.kind"] == "kv_cache_too_small_for_max_len"
-    assert told["oomguard.core.incident.cause"] == "max_model_len_too_large"
+    assert event.name == "oomguard.incident"
+    assert told["oomguard.incident.kind"] == "kv_cache_too_small_for_max_len"
+    assert told["oomguard.incident.cause"] == "max_model_len_too_large"
     assert told["oomguard.fact.max_model_len_tokens"] == 32768
-    assert first.status.message == told["oomguard.core.incident.headline"]
+    assert first.status.message == told["oomguard.incident.headline"]
     assert list(second.events) == []
 
 
@@ -122,7 +122,7 @@ def test_what_is_sent_stands_in_the_table(collector):
         name: [a["name"] for a in table()["attribute"] if name in a["on"]]
         for name in _sent(collector)
     }
-    assert set(names) == {"oomguard.run", "oomguard.attempt", "oomguard.core.incident"}
+    assert set(names) == {"oomguard.run", "oomguard.attempt", "oomguard.incident"}
     for name, sent in _sent(collector).items():
         unknown = {
             key
@@ -191,9 +191,7 @@ def test_a_collector_that_refuses_is_told_in_one_line_and_the_command_is_as_ever
     ran = run(command=("echo", "ran"), **collector.env)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     (line,) = ran.stderr.splitlines()
-    assert line.startswith(
-        "oomguard: Trace spans dropped: the collector did not accept them: the collector did not take them"
-    )
+    assert line.startswith("oomguard: spans are lost because the collector did not accept them")
 
 
 def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_stated():
@@ -224,7 +222,7 @@ def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs():
         ),
         (
             {"OTEL_TRACES_EXPORTER": "mine"},
-            "a package whose opentelemetry_traces_exporter has mine",
+            "a package that provides mine for opentelemetry_traces_exporter",
         ),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"}, "one of grpc, http/protobuf"),
     ]:
@@ -244,7 +242,7 @@ def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint():
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, False),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}, False),
     ]:
-        assert is_asked(env) is asked, (env, asked)
+        assert is_enabled(env) is asked, (env, asked)
 
 
 def test_the_seconds_that_were_waited_for_a_collector_are_those_that_were():

@@ -40,7 +40,9 @@ def test_a_neighbour_comes_and_goes():
 def test_a_neighbour_takes_no_more_than_is_free():
     with limit_memory("16 MiB", other_processes="2 MiB") as device:
         kept = torch.zeros(2 * MIB)
-        with pytest.raises(SettingError, match=r"torch holds 8\.00 MiB, leaves 8\.00 MiB"):
+        with pytest.raises(
+            SettingError, match=r"torch holds 8\.00 MiB of the device's .*, so 8\.00 MiB are left"
+        ):
             device.other_processes_bytes = 9 * MIB
         with pytest.raises(SettingError):
             device.other_processes_bytes = -1

@@ -152,7 +152,7 @@ def test_a_test_that_runs_out_of_memory_shows_peak_limit_and_diagnosis_and_ends_
 ):
     report = ran.stdout.split("_ test_too_much _")[1].split("_ test_wrong _")[0]
     assert (
-        "peak 4.00 KiB of 8.00 MiB on a simulated device\ntorch held 2.00 MiB for it\nother processes held 2.00 MiB"
+        "peak 4.00 KiB of 8.00 MiB on a simulated device\ntorch reserved 2.00 MiB for it\nother processes used 2.00 MiB"
         in report
     )
     assert (
@@ -195,7 +195,7 @@ def test_markers_that_ask_for_no_device_are_all_named_when_tests_are_collected(t
     assert "passed" not in wrong.stdout
     assert "test_it.py::test_size: not a size: '8 potatoes'" in wrong.stdout
     assert (
-        "test_it.py::test_others: other processes cannot hold 9.00 GiB of a device of 8.00 GiB"
+        "test_it.py::test_others: other processes cannot use 9.00 GiB of a device of 8.00 GiB"
         in wrong.stdout
     )
     assert (
@@ -298,7 +298,7 @@ def test_unmarked(): pass
 def test_switched_off_marked_tests_are_left_out_with_the_reason(tmp_path):
     off = run(tmp_path, *PLUGIN, "-rs", tests=OFF, OOMGUARD_DISABLE="1")
     assert "1 passed, 1 skipped" in off.stdout
-    assert "OOMGUARD_DISABLE is set: there is no simulated device" in off.stdout
+    assert "OOMGUARD_DISABLE is set, so there is no simulated device" in off.stdout
 
 
 PLAIN = """

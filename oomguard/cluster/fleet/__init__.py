@@ -1,1 +1,1 @@
-"""Group failures over many logs: who wrote each log and what failed most."""
+"""Summarize failures over many logs: which process wrote each log, and what failed most."""

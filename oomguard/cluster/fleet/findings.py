@@ -1,6 +1,4 @@
-"""One incident of one input as the summary of many counts it: cause, model, setting, version, when,
-where, and what would have fixed it.
-"""
+"""Extract from one incident what a summary counts: cause, model, setting, version, time, fix."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from oomguard.scan.compressed import HEAD_BYTES, format_of
 from oomguard.scan.inputs import Writer, is_url, writer_of
 from oomguard.scan.source import decompress
 
-# When a line was printed: the stamps of collectors and loggers, those without a year or a zone read
-# beside the file's own time.
+# Read when a line was printed. A time without a year or a zone is completed from the file's own
+# time.
 
-# A stamp in full, in front or inside a collector's object: CRI, Docker, kubectl --timestamps,
-# journald, Python's logging, SGLang.
+# A full timestamp, at the start of a line or inside a collector's object: CRI, Docker, kubectl
+# --timestamps, journald, Python's logging, SGLang.
 _FULL: Final = re.compile(
     r"(?<!\d)(?P<day>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?"
     r"\s?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
@@ -35,7 +33,7 @@ _FULL: Final = re.compile(
 _JOURNALD: Final = re.compile(
     r"__REALTIME_TIMESTAMP(?:\"\s*:\s*\"?|=)(?P<microseconds>\d{15,17})(?!\d)"
 )
-# Stamps without a year: vLLM's logger, glog (NCCL, Ray's raylet before 2.0), syslog.
+# Timestamps without a year: vLLM's logger, glog (NCCL, Ray's raylet before 2.0), syslog.
 _SHORT: Final = (
     re.compile(
         r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):? "
@@ -58,18 +56,21 @@ _MONTHS: Final = (
     "Nov",
     "Dec",
 )
-# A clock may run ahead of the one that stamps the file by so much: a stamp without a year that lies
-# later is last year's.
+# The clock of a log may be ahead of the file's clock by this much. A timestamp without a year that
+# is later than that is from last year.
 _AHEAD_S: Final = 36 * 3600
 
 
 def moment_of(line: str, modified_at: float | None) -> float | None:
-    """Return when a line says that it was printed, in Unix seconds; None where it has no stamp that
-    can be read.
+    """Return when a line was printed, in Unix seconds, or None without a readable timestamp.
 
-    A stamp without a zone is in this process's own. One without a year takes the last year in which
-    it does not lie after the file's last change; without that (``modified_at`` None) it is not
-    read.
+    A timestamp without a zone is in local time. One without a year gets the latest year that is not
+    after ``modified_at``.
+
+    Args:
+        line: the line.
+        modified_at: when the file last changed, in Unix seconds. None: ignore timestamps without a
+            year.
     """
     if journald := _JOURNALD.search(line):
         return int(journald["microseconds"]) / 1e6
@@ -83,22 +84,22 @@ def moment_of(line: str, modified_at: float | None) -> float | None:
 
 
 def last_moment(lines: Iterable[str], modified_at: float | None) -> float | None:
-    """Return the stamp of the last line that has one, None where none has."""
+    """Return the timestamp of the last line that has one, or None."""
     found = (moment_of(line, modified_at) for line in reversed(list(lines)))
     return next((at for at in found if at is not None), None)
 
 
-def _of_year(told: Mapping[str, str | None], modified_at: float) -> float | None:
-    name = told.get("name")
+def _of_year(stamp: Mapping[str, str | None], modified_at: float) -> float | None:
+    name = stamp.get("name")
     if name is not None and name not in _MONTHS:
         return None
     if name:
         month = _MONTHS.index(name) + 1
     else:
-        month = int(told["month"] or 0)
+        month = int(stamp["month"] or 0)
     year = datetime.datetime.fromtimestamp(modified_at).astimezone().year
     for candidate in (year + 1, year, year - 1):
-        at = _unix_s(f"{candidate}-{month:02d}-{int(told['day'] or 0):02d}T{told['time']}")
+        at = _unix_s(f"{candidate}-{month:02d}-{int(stamp['day'] or 0):02d}T{stamp['time']}")
         if at is not None and at <= modified_at + _AHEAD_S:
             return at
     return None
@@ -111,18 +112,16 @@ def _unix_s(text: str) -> float | None:
         ValueError,
         OverflowError,
         OSError,
-    ):  # a day that no month has, a year that no clock has
+    ):
+        # An impossible date or year.
         return None
 
 
-# When a collector took a line: the time in the object that it made of it (Loki, Google Cloud,
-# Vector, CloudWatch, fluent-bit, Docker).
-#
-# The object may stand on one line, or be one of an array that is written out over several. What the
-# line itself says in it, as vLLM's stamp without a zone, is the engine's.
+# Read when a collector received a line, from the JSON object that it made (Loki, Google Cloud,
+# Vector, CloudWatch, fluent-bit, Docker). The object is one line, or an element of an array over
+# several lines. A timestamp inside the message itself, such as vLLM's, is the engine's.
 
-# The fields of collectors and loggers that tell the time of a line, in the order of how sure they
-# are.
+# The time fields of collectors and loggers, the most reliable first.
 _FIELDS: Final = (
     "__REALTIME_TIMESTAMP",
     "@timestamp",
@@ -138,14 +137,12 @@ _MEMBER: Final = re.compile(
 )
 _INDENT: Final = re.compile(r'(?P<indent>\s+)"[\w@]+"\s*:')
 # Times since 1970 in nanoseconds (Loki), microseconds (journald), milliseconds (CloudWatch) and
-# seconds are told apart by their size.
+# seconds differ in size.
 _SCALES: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (5e8, 1.0))
 
 
 def time_of_object(line: str) -> float | None:
-    """Return the time in the object of a line, in Unix seconds; None where the line is no object
-    with one.
-    """
+    """Return the time in a line's JSON object, in Unix seconds, or None without one."""
     try:
         if line.lstrip().startswith("{"):
             record = json.loads(line)
@@ -159,9 +156,10 @@ def time_of_object(line: str) -> float | None:
     return next((at for each in (record, *within) if (at := _time_in(each)) is not None), None)
 
 
-def time_beside(lines: Sequence[str], at: int) -> float | None:
-    """Return the time in the object whose fields are written out on lines, one of them
-    ``lines[at]``; in Unix seconds, None without one.
+def time_of_multiline_object(lines: Sequence[str], at: int) -> float | None:
+    """Return the time in an object written over several lines, in Unix seconds.
+
+    None if ``lines[at]`` is not a field of such an object, or the object has no time.
     """
     own = _INDENT.match(lines[at])
     if own is None:
@@ -174,7 +172,7 @@ def time_beside(lines: Sequence[str], at: int) -> float | None:
 
 
 def _members(lines: Iterable[str], indent: str) -> dict[str, Any]:
-    """Return the plain fields with this indent, as far as the lines do not leave the object."""
+    """Return the plain fields with this indent, up to the end of the object."""
     found: dict[str, Any] = {}
     for line in lines:
         if not line.startswith(indent):
@@ -207,24 +205,24 @@ def _collected_unix_s(value: Any) -> float | None:
     return next((number / scale for least, scale in _SCALES if least <= number < least * 1e3), None)
 
 
-# A stamped line stands within so many bytes before a failure; a traceback's own lines have no
-# stamp.
+# Search this many bytes before a failure for a timestamp, because traceback lines have none.
 _BEFORE_BYTES: Final = 64 << 10
-# The evidence has an object's text without what its collector put beside it: the line is read
-# again.
+# The evidence lacks the other fields of the collector's object, so the line is read again.
 _LINE_BYTES: Final = 64 << 10
-# ray/_private/worker.py, print_to_stdstream, 2.60: what the log monitor reads of whose log it is.
+# ray/_private/worker.py, print_to_stdstream, Ray 2.60: Ray's log monitor reads the job from this
+# text.
 _RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
 _JOB_BYTES: Final = 80
-# The process of a line that srun labelled (observe/rank_labels.py).
+# The process of a line that srun labelled.
 _LABELLED: Final = re.compile(r"rank (\d+)(?:$|: )")
 Clock = Literal["line", "file"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SettingChange(Record):
-    """One setting of a patch: what it was, what it has to be, how the engine is told;
-    ``refused_as``: why the user does not permit it.
+    """Describe one setting of a patch: old value, new value and flag.
+
+    ``refused_as`` is the reason why the user does not permit it, or None.
     """
 
     setting: str
@@ -237,12 +235,13 @@ class SettingChange(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IncidentSummary(Record):
-    """One incident of one input.
+    """Summarize one incident of one input.
 
-    ``at`` is when it was printed, in Unix seconds, by the clock that stamped it: ``clock`` tells
-    the line's from the file's last change. ``changes`` are the patches that would have been applied
-    first, together; empty: none could be solved. Only where the user said no to all that were
-    solved is one of these told.
+    Attributes:
+        at: when it was printed, in Unix seconds, or None if unknown.
+        clock: whether ``at`` comes from the line or from the file's last change.
+        changes: the patches that would have been applied first, together. Empty if none was solved.
+            A refused patch is listed only if the user refused all solved patches.
     """
 
     source: str
@@ -264,7 +263,7 @@ class IncidentSummary(Record):
 
     @property
     def refused(self) -> tuple[str, str] | None:
-        """The setting that the user does not permit to be changed so, and why."""
+        """The first change that the user does not permit, with the reason, or None."""
         return next(
             (
                 (each.setting, each.refused_as)
@@ -276,8 +275,9 @@ class IncidentSummary(Record):
 
 
 def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[IncidentSummary, ...]:
-    """Return what the incidents of one input are in a summary; ``modified_at`` is when the input
-    was last written.
+    """Return the summaries of the incidents in one input.
+
+    ``modified_at`` is when the input was last written, in Unix seconds, or None.
     """
     if not diagnosis.incidents:
         return ()
@@ -291,7 +291,7 @@ def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Incide
 
 
 def modified_at(source: str) -> float | None:
-    """Return when an input was last written, in Unix seconds; None where nothing tells."""
+    """Return when an input was last written, in Unix seconds, or None if unknown."""
     if is_url(source):
         from oomguard.scan.remote_inputs import modified_at as object_modified_at
 
@@ -308,7 +308,11 @@ def _finding(
     source: str, writer: Writer, incident: Incident, modified_at: float | None
 ) -> IncidentSummary:
     at = _printed_at(source, incident, modified_at)
-    clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
+    clock: Clock | None = None
+    if at is not None:
+        clock = "line"
+    elif modified_at is not None:
+        clock = "file"
     if incident.causes:
         cause = incident.causes[0]
     else:
@@ -337,9 +341,7 @@ def _finding(
 
 
 def _job_of_worker(source: str) -> str | None:
-    """Return the job that a Ray worker was given, as the first line of its log says; None where it
-    does not.
-    """
+    """Return the job of a Ray worker from the first line of its log, or None."""
     with (
         contextlib.suppress(OSError, ValueError, InputError),
         contextlib.closing(_opened(source)) as stream,
@@ -352,9 +354,7 @@ def _job_of_worker(source: str) -> str | None:
 
 
 def _first_patches(incident: Incident) -> tuple[Patch, ...]:
-    """Return the first patch of the plan whose value is solved, with those that belong with it; one
-    that the user refused comes last.
-    """
+    """Return the first solved patch with its group; a patch that the user refused comes last."""
     refused: tuple[Patch, ...] = ()
     for patch in incident.plan:
         group = tuple(
@@ -391,10 +391,10 @@ def _printed_at(source: str, incident: Incident, modified_at: float | None) -> f
         and (at := _collected_at(source, incident.location.byte)) is not None
     ):
         return at
-    for evidence in (
-        *incident.evidence,
-        *(line for cause in incident.causes for line in cause.evidence),
-    ):
+    lines = list(incident.evidence)
+    for cause in incident.causes:
+        lines += cause.evidence
+    for evidence in lines:
         if evidence.line is not None and (at := moment_of(evidence.text, modified_at)) is not None:
             return at
     before, line, _ = _around(source, incident.location.byte)
@@ -402,19 +402,18 @@ def _printed_at(source: str, incident: Incident, modified_at: float | None) -> f
 
 
 def _collected_at(source: str, byte: int | None) -> float | None:
-    """Return when a collector took the line of a failure, as its object says; None where the line
-    is in none.
-    """
+    """Return when a collector received the line of a failure, or None without one."""
     before, line, behind = _around(source, byte)
     at = time_of_object(line)
     if at is not None:
         return at
-    return time_beside((*before, line, *behind), len(before))
+    return time_of_multiline_object((*before, line, *behind), len(before))
 
 
 def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
-    """Return the lines before the one at a byte, that line, and those behind it; empty for a packed
-    log: its bytes lie elsewhere.
+    """Return the lines before a byte offset, the line at it, and the lines after it.
+
+    All are empty for a compressed log, because its offsets differ.
     """
     if byte is None or source in ("", "-"):
         return [], "", []

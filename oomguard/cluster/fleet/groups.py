@@ -1,6 +1,4 @@
-"""What failed over many inputs: incidents grouped by cause, model, setting and version, and the
-patch that would have fixed most.
-"""
+"""Group incidents of many inputs, and find the patch that would have fixed most of them."""
 
 from __future__ import annotations
 
@@ -14,16 +12,13 @@ from oomguard.cluster.fleet.findings import IncidentSummary, SettingChange
 from oomguard.core.facts import FactValue
 from oomguard.core.records import Record
 
-# One failure told by several logs: a process's output and its errors; in a Ray session the worker,
-# its driver and Ray's own processes.
-#
-# A driver repeats what its workers print, behind ``(NAME pid=N)``, and prints the error of a task
-# once more; raylet and GCS write down why an actor died; that an engine died stands in the errors
-# of a process whose output has the cause. It is one failure, told by the log nearest to it; the
-# others are places where it is told again.
+# Several logs may show the same failure. A process has an output and an error log. In a Ray
+# session, the worker, its driver and Ray's own processes have logs. A driver repeats its workers'
+# output behind ``(NAME pid=N)``, and prints the error of a task again. raylet and GCS log why an
+# actor died. An error log may show that an engine died, while the output log has the cause. Such a
+# failure counts once, for the log closest to it; the other logs are listed as repetitions.
 
-# Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's
-# processes.
+# If no worker's own log has a failure, the program's log is best, then those of Ray's processes.
 _NEAREST: Final = (
     "job-driver-",
     "replica_",
@@ -34,18 +29,20 @@ _NEAREST: Final = (
 )
 _KILL: Final = ("host_oom", "ray")
 _DEAD: Final = "engine_dead"
-# The cause of an end whose own exception the log has.
+# The cause of a crash whose exception is in the log.
 _EXPLAINED: Final = "not_memory"
-# Ray's and SLURM's NAME.out and NAME.err, torchrun's stdout.log and stderr.log, packed or not.
+# Ray's and SLURM's NAME.out and NAME.err, and torchrun's stdout.log and stderr.log, maybe
+# compressed.
 _STREAM: Final = re.compile(r"(?:\.(?:out|err)|(?:(?<=/)|^)std(?:out|err)(?:\.log)?)(?:\.gz)?$")
 _PID: Final = re.compile(r"\bpid=(\d+)")
-# A log may cut a message, or put a hint behind it.
+# A log may cut a message or append a hint.
 _MESSAGE_CHARS: Final = 160
 
 
-def told_once(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
-    """Return the findings, in their order, without those that another log of the session tells at
-    first hand; it names their places.
+def merge_repeated(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
+    """Return the findings without repetitions of the same failure, in the same order.
+
+    Each remaining finding lists the places of its repetitions.
     """
     same: dict[tuple[str, str], list[IncidentSummary]] = {}
     order = list(findings)
@@ -54,12 +51,12 @@ def told_once(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
             same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(
                 one
             )
-    again: dict[int, IncidentSummary] = {}  # by the one that repeats: the one that it repeats
+    again: dict[int, IncidentSummary] = {}  # point to the original, not to another repetition
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
-    for retold in (_killed, _dead):
-        again |= retold([one for one in order if id(one) not in again])
+    for merge in (_killed, _dead):
+        again |= merge([one for one in order if id(one) not in again])
     places: dict[int, list[tuple[str, int | None]]] = {}
     for one in order:
         if (first := again.get(id(one))) is not None:
@@ -72,7 +69,7 @@ def told_once(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
 
 
 def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
-    """Return, of findings with the same words, which repeat which."""
+    """Return which findings with the same message repeat which."""
     again: dict[int, IncidentSummary] = {}
     by_pid: dict[str | None, IncidentSummary] = {
         one.writer.pid: one for one in together if one.writer.pid is not None
@@ -90,16 +87,14 @@ def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
             pid = _pid(one)
             if one is not nearest and (not own or pid is None or pid in by_pid):
                 again[id(one)] = by_pid.get(pid, nearest)
-    for one in together:  # a driver's output that lies elsewhere: it names the workers
+    for one in together:  # a driver's output in another folder names its workers
         if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
             again[id(one)] = first
     return again
 
 
 def _killed(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
-    """Return which kills of Ray's memory monitor stand in a raylet's log, in its own words, beside
-    a log that says whom it hit.
-    """
+    """Return the kills in a raylet's log that another log shows with the killed process."""
     kills = [one for one in findings if one.writer.session and (one.kind, one.framework) == _KILL]
     hit = {one.writer.session: one for one in reversed(kills) if not _is_raylet(one)}
     return {
@@ -114,15 +109,13 @@ def _is_raylet(one: IncidentSummary) -> bool:
 
 
 def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
-    """Return which ends of engines, of causes that their logs do not have, are those of failures
-    that another log tells.
-    """
+    """Return the engine crashes without a cause that another log explains."""
     dead = [one for one in findings if one.kind == _DEAD and one.cause != _EXPLAINED]
     if dead:
         causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED]
     else:
         causes = []
-    beside = {_both(one.source): one for one in reversed(causes)}
+    by_output = {_both(one.source): one for one in reversed(causes)}
     workers: dict[tuple[str | None, str | None], IncidentSummary] = {
         (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
     }
@@ -132,7 +125,7 @@ def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     again: dict[int, IncidentSummary] = {}
     for one in dead:
         pid = one.writer.pid or _pid(one)
-        cause = beside.get(_both(one.source)) or workers.get((one.writer.session, pid))
+        cause = by_output.get(_both(one.source)) or workers.get((one.writer.session, pid))
         if cause is None and one.writer.pid is None:
             cause = sessions.get(one.writer.session)
         if cause is not None and cause.source != one.source:
@@ -141,7 +134,7 @@ def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
 
 
 def _both(source: str) -> str:
-    """Return what the names of a process's output and of its errors have in common."""
+    """Return the common part of the names of a process's output and error logs."""
     return _STREAM.sub("", source)
 
 
@@ -160,8 +153,9 @@ _MOST_WRITERS: Final = 3
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupFix(Record):
-    """The changes that would have fixed ``fixes`` incidents of a group: of each setting the value
-    that holds for all of these.
+    """Hold the changes that would have fixed ``fixes`` incidents of a group.
+
+    Each setting has a value that is sufficient for all of these incidents.
     """
 
     changes: tuple[SettingChange, ...]
@@ -170,14 +164,16 @@ class GroupFix(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IncidentGroup(Record):
-    """Incidents of one cause, model, setting and version.
+    """Group incidents of the same cause, model, setting and version.
 
-    ``setting`` is the one that the plan changes first, None where no value could be solved.
-    ``first_at`` and ``last_at`` are Unix seconds by the clocks of those who printed them, None
-    where nothing tells. ``refused`` are setting and reason of what the user does not permit, with
-    how many incidents it would have fixed. ``writers`` are those with most incidents, each with how
-    many. ``told_again`` are the places, as input and line, of logs that only repeat an incident of
-    the group.
+    Attributes:
+        setting: the first setting of the plan, or None if no value was solved.
+        first_at: the time of the first incident in Unix seconds, or None if unknown.
+        last_at: the time of the last incident in Unix seconds, or None if unknown.
+        refused: the setting and reason of a change that the user does not permit, with the number
+            of incidents that it would have fixed.
+        writers: the processes with most incidents, with their numbers of incidents.
+        told_again: the input and line of each repetition in another log.
     """
 
     cause: str
@@ -201,10 +197,13 @@ class IncidentGroup(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FleetSummary(Record):
-    """What was read and what failed in it: groups, the one with most incidents first.
+    """Summarize many inputs; the group with most incidents comes first.
 
-    ``inputs`` were read, ``failed`` of them hold an out-of-memory, ``unread`` could not be read,
-    ``left_out`` were last written before the time asked for.
+    Attributes:
+        inputs: the number of inputs that were read.
+        failed: the number of inputs with an out-of-memory.
+        unread: the number of inputs that could not be read.
+        left_out: the number of inputs older than ``--since``.
     """
 
     inputs: int
@@ -216,17 +215,17 @@ class FleetSummary(Record):
 
     @property
     def incidents(self) -> int:
-        """How many incidents there are in all groups."""
+        """The number of incidents in all groups."""
         return sum(group.incidents for group in self.groups)
 
     @property
     def best(self) -> IncidentGroup | None:
-        """The group whose fix would have fixed most incidents; None where no group has one."""
+        """The group whose fix would have fixed most incidents, or None without any fix."""
         fixable = [group for group in self.groups if group.fix is not None]
         return max(fixable, key=lambda group: group.fix.fixes if group.fix else 0, default=None)
 
 
-def summed(
+def summarize_findings(
     findings: Iterable[IncidentSummary],
     *,
     inputs: int,
@@ -235,11 +234,12 @@ def summed(
     left_out: int = 0,
     since: float | None = None,
 ) -> FleetSummary:
-    """Return the summary of findings; ``since`` (Unix seconds) leaves out those that are known to
-    be older.
+    """Return the summary of findings; leave out those that are older than ``since``.
+
+    ``since`` is in Unix seconds. None: keep all.
     """
     found = [one for one in findings if since is None or one.at is None or one.at >= since]
-    kept = told_once(found)
+    kept = merge_repeated(found)
     together: dict[tuple[str, ...], list[IncidentSummary]] = {}
     for one in kept:
         if one.changes:
@@ -267,6 +267,11 @@ def _order(group: IncidentGroup) -> tuple[object, ...]:
 
 def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     first = same[0]
+    sources: set[str] = set()
+    repetitions: list[tuple[str, int | None]] = []
+    for one in same:
+        sources.update(_sources(one))
+        repetitions += one.told_again
     times = [one.at for one in same if one.at is not None]
     writers = Counter(words for one in same if (words := one.writer.words))
     refused = Counter(one.refused for one in same if one.refused is not None)
@@ -280,7 +285,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
         first.framework,
         first.version,
         len(same),
-        len({source for one in same for source in _sources(one)}),
+        len(sources),
         min(times, default=None),
         max(times, default=None),
         _fix([one for one in same if one.refused is None]),
@@ -288,7 +293,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
         tuple(ordered[:_MOST_WRITERS]),
         max(0, len(ordered) - _MOST_WRITERS),
         min(same, key=lambda one: (one.at is None, one.at or 0.0, one.source, one.line or 0)),
-        tuple(place for one in same for place in one.told_again),
+        tuple(repetitions),
     )
 
 
@@ -297,8 +302,10 @@ def _sources(one: IncidentSummary) -> tuple[str, ...]:
 
 
 def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
-    """Return the patch that fixes most: of the settings that most plans begin with, each at the
-    value that suffices for all of them.
+    """Return the patch that fixes most incidents.
+
+    It changes the settings that most plans change first, each to a value that is sufficient for all
+    of them.
     """
     plans = Counter(tuple(change.setting for change in one.changes) for one in same if one.changes)
     if not plans:
@@ -317,9 +324,7 @@ def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
 
 
 def _enough(changes: Sequence[SettingChange]) -> SettingChange:
-    """Return the change that goes furthest among those in the direction of most; of values without
-    an order the most frequent.
-    """
+    """Return the largest change in the most common direction, or the most frequent value."""
     directions = Counter(_direction(change) for change in changes)
     direction = max(directions, key=lambda way: (directions[way], way))
     going = [change for change in changes if _direction(change) == direction]
@@ -338,9 +343,7 @@ def _suffices(chosen: SettingChange, needed: SettingChange) -> bool:
 
 
 def _direction(change: SettingChange) -> int:
-    """Return 1 for a value that is raised, -1 for one that is lowered, 0 for one
-    without an order.
-    """
+    """Return 1 for a raised value, -1 for a lowered one, and 0 for values without an order."""
     numbers = [
         value
         for value in (change.old, change.new)

@@ -1,4 +1,4 @@
-"""What failed over many logs, on a terminal, as JSON and as Markdown."""
+"""Render the summary of many logs for a terminal, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_GROUPS: Final = 50
 
 
 def headline(summary: FleetSummary) -> str:
-    """Return what was read and how much of it failed, in one sentence."""
+    """Return one sentence with the number of inputs and failures."""
     failed = f"{summary.failed:,} of {_counted(summary.inputs, 'input')} ran out of memory"
     return (
         f"{failed}: {_counted(summary.incidents, 'incident')} in "
@@ -31,34 +31,33 @@ def headline(summary: FleetSummary) -> str:
 
 
 def sentences(summary: FleetSummary) -> list[str]:
-    """Return what stands below the table: the patch that would have fixed most, what was left out,
-    whose clocks the times are of.
-    """
-    told = []
+    """Return the lines below the table: the best patch, what was left out, whose clocks apply."""
+    lines = []
     if (best := summary.best) is not None and best.fix is not None:
-        flags = " ".join(_told_as(change) for change in best.fix.changes)
+        flags = " ".join(_flag_of(change) for change in best.fix.changes)
         if best.model:
             whose = f" of {best.model}"
         else:
             whose = ""
         share = f"{best.fix.fixes:,} of {_counted(summary.incidents, 'incident')}"
-        told.append(f"would have fixed most: {flags}{whose} ({share})")
+        lines.append(f"would have fixed most: {flags}{whose} ({share})")
     if summary.left_out:
-        told.append(f"left out, last written before --since: {_counted(summary.left_out, 'input')}")
+        lines.append(
+            f"left out because they are older than --since: {_counted(summary.left_out, 'input')}"
+        )
     if summary.unread:
-        told.append(f"could not be read: {_counted(summary.unread, 'input')}")
+        lines.append(f"could not be read: {_counted(summary.unread, 'input')}")
     by_file = sum(group.example.clock == "file" for group in summary.groups)
     if by_file:
-        told.append(
-            f"times in {_counted(by_file, 'group')} are those of the files: the lines have none"
+        lines.append(
+            f"the times of {_counted(by_file, 'group')} come from the files, because the lines "
+            "have none"
         )
-    return drawn(told)
+    return drawn(lines)
 
 
 def rows(summary: FleetSummary) -> list[tuple[str, ...]]:
-    """Return a row a group, headings first, fit to show; lines within a cell are parted by line
-    breaks.
-    """
+    """Return the table with headings first; line breaks separate lines within a cell."""
     return [HEADINGS, *(drawn(_row(group)) for group in summary.groups)]
 
 
@@ -70,20 +69,21 @@ def _row(group: IncidentGroup) -> tuple[str, ...]:
         f"{group.model or 'model ' + _UNKNOWN}\n{engine}",
         fix_words(group),
         _seen(group),
-        where(group),
+        group_sources(group),
     )
 
 
 def fix_words(group: IncidentGroup) -> str:
-    """Return the changes that would have fixed most of a group, a line each, how many of it, and
-    what the user does not permit.
+    """Return the changes that would have fixed most of a group, one a line, with their number.
+
+    A change that the user does not permit is included with the reason.
     """
     refused = [f"{setting} for {count:,}: {why}" for setting, why, count in group.refused]
     if group.fix is None:
         return "\n".join(
-            ["nothing that you permit", *refused] if refused else ["no value could be solved"]
+            ["no change that you permit", *refused] if refused else ["no value could be solved"]
         )
-    lines = [_told_as(change) for change in group.fix.changes]
+    lines = [_flag_of(change) for change in group.fix.changes]
     if group.fix.fixes == group.incidents:
         count = "all"
     else:
@@ -91,14 +91,12 @@ def fix_words(group: IncidentGroup) -> str:
     return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}", *refused])
 
 
-def _told_as(change: SettingChange) -> str:
+def _flag_of(change: SettingChange) -> str:
     return change.as_flag or f"{change.setting}={change.new}"
 
 
-def where(group: IncidentGroup) -> str:
-    """Return who wrote the logs of a group, those with most incidents first, or where one example
-    lies.
-    """
+def group_sources(group: IncidentGroup) -> str:
+    """Return the writers with most incidents of a group, or the place of one example."""
     lines = [f"{words} ({times:,})" if times > 1 else words for words, times in group.writers]
     if group.other_writers:
         lines.append(f"and {group.other_writers:,} more")
@@ -107,7 +105,7 @@ def where(group: IncidentGroup) -> str:
     if group.told_again:
         others = len(group.told_again) - 1
         lines.append(
-            f"told again: {_place(*group.told_again[0])}"
+            f"repeated: {_place(*group.told_again[0])}"
             + (f" and {others:,} more" if others else "")
         )
     return "\n".join(lines)
@@ -136,9 +134,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def print_summary(console: Console, summary: FleetSummary) -> None:
-    """Print the groups, the one with most incidents first, and below them what would have fixed
-    most.
-    """
+    """Print the groups, the one with most incidents first, then the best patch."""
     from rich.text import Text
 
     console.print(Text(headline(summary), style="bold red" if summary.failed else "green"))
@@ -153,7 +149,8 @@ def print_summary(console: Console, summary: FleetSummary) -> None:
     if len(groups) > len(shown):
         console.print(
             Text(
-                f"{len(groups) - len(shown):,} smaller groups: --format json or markdown",
+                f"{len(groups) - len(shown):,} smaller groups not shown: use --format json or "
+                "markdown",
                 style="dim",
             )
         )
@@ -204,7 +201,7 @@ def _print_below(
 
 
 def summary_markdown(summary: FleetSummary) -> str:
-    """Return the summary as Markdown: the sentence, a table, what stands below it."""
+    """Return the summary as Markdown: a sentence, a table, and the lines below it."""
     table = rows(summary)
     lines = [f"## {headline(summary)}", ""]
     if summary.groups:
@@ -224,7 +221,7 @@ def _markdown_row(cells: tuple[str, ...]) -> str:
 
 
 def summary_json(summary: FleetSummary) -> str:
-    """Return the summary as one line of JSON; its texts are masked."""
+    """Return the summary as one line of JSON with masked texts."""
     best = summary.best
     row = {
         "schema": SCHEMA,

@@ -1,5 +1,6 @@
-"""What a command can be given: a GPU, or one instance of a GPU that is divided, and what
-CUDA_VISIBLE_DEVICES leaves of them.
+"""Model the devices that a command can get: whole GPUs and MIG instances.
+
+CUDA_VISIBLE_DEVICES can limit them.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
 _NONE: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
-# What no process owns of an empty device is the driver's own: less than the larger of the two. A
-# share of 5 % would take a neighbour of 4 GiB that a container hides for the driver.
+# The driver itself uses some memory of an empty device, at most the larger of these two. 5% would
+# be too much: oomguard would mistake a hidden neighbor of 4 GiB for the driver.
 _DRIVER_RATIO: Final = 0.01
 _DRIVER_BYTES: Final = GIB
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlot:
-    """One GPU, or one instance of one.
+    """Describe one GPU, or one MIG instance of a GPU.
 
     Attributes:
-        index: of the GPU, in the order of the bus, as NVML and nvidia-smi count.
-        uuid: None where the driver does not tell it.
-        name: of the GPU or the instance.
-        total_bytes: None where the driver does not tell it, as the next two.
-        free_bytes: now.
-        used_bytes_by_pid: by whom the rest is held, as far as it can be seen.
-        instance: its number within the GPU, None for a whole GPU.
-        cannot: why no command can be given it; None where one can.
+        index: the number of the GPU in PCI bus order, as NVML and nvidia-smi count.
+        uuid: the UUID, or None if the driver does not report it.
+        name: the name of the GPU or instance.
+        total_bytes: the total memory, or None if the driver does not report it.
+        free_bytes: the memory that is free now, or None if the driver does not report it.
+        used_bytes_by_pid: the memory of each visible process, or None if the driver does not report
+            it.
+        instance: the number of the instance within the GPU, or None for a whole GPU.
+        cannot: the reason why no command can use it, or None if commands can.
     """
 
     index: int
@@ -49,19 +51,19 @@ class DeviceSlot:
 
     @property
     def key(self) -> str:
-        """What it is leased under: the same for every program on the machine."""
+        """The name of its lease, which is the same for every program on the machine."""
         return self.uuid or f"index-{self.index}"
 
     @property
     def shown(self) -> str:
-        """How a person is told of it."""
+        """The name in messages."""
         if self.instance is None:
             return f"GPU {self.index}"
         return f"instance {self.instance} of GPU {self.index}"
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody holds memory of it, as far as can be told."""
+        """Whether no process seems to use its memory."""
         if self.total_bytes is None or self.free_bytes is None or self.used_bytes_by_pid:
             return False
         return self.total_bytes - self.free_bytes <= max(
@@ -70,17 +72,18 @@ class DeviceSlot:
 
     @property
     def room(self) -> str:
-        """Its memory in words."""
+        """The free and total memory as text."""
         if self.total_bytes is None or self.free_bytes is None:
-            return "its memory is not told"
+            return "its memory is unknown"
         return f"{format_gib(self.free_bytes)} of {format_gib(self.total_bytes)} free"
 
 
-def places_of(survey: Survey) -> tuple[DeviceSlot, ...]:
-    """Return all places of a machine, in the order of the bus, those included that
-    cannot be used.
-    """
-    return tuple(place for gpu in survey.gpus for place in _places(gpu))
+def device_slots(survey: Survey) -> tuple[DeviceSlot, ...]:
+    """Return all devices of a machine in PCI bus order, including unusable ones."""
+    slots: list[DeviceSlot] = []
+    for gpu in survey.gpus:
+        slots += _places(gpu)
+    return tuple(slots)
 
 
 def _places(gpu: Gpu) -> Iterator[DeviceSlot]:
@@ -94,7 +97,9 @@ def _places(gpu: Gpu) -> Iterator[DeviceSlot]:
     if not gpu.is_divided:
         yield whole
     elif not gpu.instances:
-        yield DeviceSlot(own.index, gpu.uuid, own.name, cannot="MIG is on, and it has no instance")
+        yield DeviceSlot(
+            own.index, gpu.uuid, own.name, cannot="MIG is on, but the GPU has no instance"
+        )
     for part in gpu.instances:
         held = part.used_bytes_by_pid
         number = part.number
@@ -105,23 +110,30 @@ def _places(gpu: Gpu) -> Iterator[DeviceSlot]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMask:
-    """What CUDA_VISIBLE_DEVICES leaves; ``hides`` says what it hides and why, None where it hides
-    nothing.
+    """Hold the devices that CUDA_VISIBLE_DEVICES permits.
+
+    Attributes:
+        places: the permitted devices.
+        hides: which devices are hidden and why, or None if none is hidden.
     """
 
     places: tuple[DeviceSlot, ...]
     hides: str | None = None
 
 
-def limited(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceMask:
-    """Return the places that the user's CUDA_VISIBLE_DEVICES permits, in its order.
+def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceMask:
+    """Return the devices that CUDA_VISIBLE_DEVICES permits, in its order.
 
-    As CUDA reads it: what stands behind a wrong entry is hidden, and one that is named twice hides
-    all.
+    CUDA ignores all entries after an invalid one. If a device is named twice, CUDA hides all
+    devices.
+
+    Args:
+        places: all devices of the machine.
+        environ: the user's environment variables.
 
     Raises:
-        UsageError: it counts the fastest device first, and devices differ, so that nobody can tell
-            which one it means.
+        UsageError: the variable counts the fastest device first and the devices differ, so its
+            numbers are ambiguous.
     """
     value = environ.get(VISIBLE)
     if value is None:
@@ -131,23 +143,25 @@ def limited(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceM
     found: list[DeviceSlot] = []
     behind = ""
     for entry in (text.strip() for text in value.split(",")):
-        named = named_by(entry, places)
+        named = match_devices(entry, places)
         if not named:
-            behind = f", and {entry!r} is none: what stands behind it is hidden too"
+            behind = (
+                f"; {entry!r} is not a device here, so CUDA ignores it and all entries after it"
+            )
             break
         if any(place in found for place in named):
             return DeviceMask(
-                (), f"{VISIBLE}={value} names {named[0].shown} twice, and then none is visible"
+                (), f"{VISIBLE}={value} names {named[0].shown} twice, so CUDA shows no device"
             )
         found += named
     numbers = any(re.fullmatch(r"\d+", text.strip()) for text in value.split(","))
     if numbers and environ.get(ORDER) != BY_BUS and _differ(places):
         raise UsageError(
-            f"{VISIBLE}={value} counts the fastest device first, and the devices here differ: "
-            "which one is meant cannot be told",
+            f"{VISIBLE}={value} counts the fastest device first, but the devices here differ, so "
+            "its numbers are ambiguous",
             hint=(
-                f"export {ORDER}={BY_BUS}   # to count as nvidia-smi does; or name devices by UUID "
-                "(oomguard gpus)"
+                f"export {ORDER}={BY_BUS}   # counts as nvidia-smi does; or use UUIDs (oomguard "
+                "gpus)"
             ),
         )
     hidden = [place.shown for place in places if place not in found]
@@ -159,16 +173,17 @@ def limited(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceM
 
 
 def _differ(places: Sequence[DeviceSlot]) -> bool:
-    """Return whether the GPUs are of several kinds; one that does not answer tells no kind."""
+    """Return whether the machine has GPUs of several models, ignoring GPUs that do not answer."""
     return (
         len({place.name for place in places if place.instance is None and place.name is not None})
         > 1
     )
 
 
-def named_by(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
-    """Return the places that one entry names: a number, or the beginning of a UUID that no other
-    has; empty without one.
+def match_devices(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
+    """Return the devices that one entry names, or an empty list.
+
+    An entry is a number, or the beginning of a UUID that matches only one device.
     """
     if re.fullmatch(r"\d{1,9}", entry):
         return [place for place in places if place.index == int(entry)]

@@ -1,4 +1,4 @@
-"""The devices of this machine: as lines for a terminal and as JSON."""
+"""Report the GPUs of this machine as terminal lines and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oomguard.cluster.placement.devices import DeviceMask, DeviceSlot, limited, places_of
+from oomguard.cluster.placement.devices import (
+    DeviceMask,
+    DeviceSlot,
+    apply_visible_devices,
+    device_slots,
+)
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
 from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
@@ -21,13 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# The devices of this machine as a person asks for them: who holds what, who has a lease, and what
-# is hidden from here.
-
-
 @dataclass(frozen=True, slots=True)
-class SeenPlace:
-    """One place: who has its lease, and whether CUDA_VISIBLE_DEVICES leaves it."""
+class DeviceStatus:
+    """Describe one device with its lease, and whether CUDA_VISIBLE_DEVICES permits it."""
 
     place: DeviceSlot
     lease: Lease | None
@@ -35,7 +36,7 @@ class SeenPlace:
 
     @property
     def unseen_bytes(self) -> int | None:
-        """What is held by nobody that is seen, None where it cannot be told."""
+        """The memory that no visible process holds, or None if it is unknown."""
         own = self.place
         if own.used_bytes_by_pid is None:
             sizes = None
@@ -47,74 +48,75 @@ class SeenPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """All of it.
+class DeviceOverview:
+    """Hold everything that ``oomguard gpus`` shows.
 
     Attributes:
-        survey: what NVML tells.
-        places: the GPUs and instances, in the order of the bus.
-        folder: where leases lie, and why none can be held.
-        pids_are_known: whether the numbers of processes are those of this machine's processes as
-            they are seen from here.
-        hidden: what is hidden from here, a line each.
+        survey: the answers of NVML.
+        places: the GPUs and MIG instances in PCI bus order.
+        folder: the folder of leases.
+        pids_are_known: whether NVML's process IDs are valid here; in a container they are the
+            host's.
+        hidden: one line for each thing that this user cannot see.
     """
 
     survey: Survey
-    places: tuple[SeenPlace, ...]
+    places: tuple[DeviceStatus, ...]
     folder: LeaseFolder
     pids_are_known: bool
     hidden: tuple[str, ...]
 
     def gpu(self, place: DeviceSlot) -> Gpu:
-        """Return the GPU of a place."""
+        """Return the GPU that a device belongs to."""
         return next(gpu for gpu in self.survey.gpus if gpu.device.index == place.index)
 
 
-def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
-    """Look at the devices of this machine; nothing is locked or changed."""
+def inspect_devices(folder: LeaseFolder, environ: Mapping[str, str]) -> DeviceOverview:
+    """Inspect the devices of this machine without locking or changing anything."""
     found = survey()
     known = sees_host_pids() is True
-    places = places_of(found)
+    places = device_slots(found)
     try:
-        limit = limited(places, environ)
+        limit = apply_visible_devices(places, environ)
         wrong = None
     except UsageError as error:
         limit = DeviceMask(places)
         wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)
-    seen = tuple(SeenPlace(place, leases.get(place.key), place in limit.places) for place in places)
-    told = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
-    return Overview(found, seen, folder, known, tuple(text for text in told if text))
+    seen = tuple(
+        DeviceStatus(place, leases.get(place.key), place in limit.places) for place in places
+    )
+    hidden = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
+    return DeviceOverview(found, seen, folder, known, tuple(text for text in hidden if text))
 
 
-def _hidden(found: Survey, seen: tuple[SeenPlace, ...], *, pids_are_known: bool) -> Iterator[str]:
+def _hidden(
+    found: Survey, seen: tuple[DeviceStatus, ...], *, pids_are_known: bool
+) -> Iterator[str]:
     if found.failure is not None:
         if found.driver:
             driver = f", driver {found.driver}"
         else:
             driver = ""
-        yield f"NVML does not answer: {found.failure}{driver}: which devices there are is not known"
+        yield f"NVML does not answer: {found.failure}{driver}. The devices are unknown"
         return
     for one in seen:
         if one.place.used_bytes_by_pid is None and one.place.cannot is None:
             yield (
-                f"{one.place.shown}: the driver does not tell which processes use it (an old "
+                f"{one.place.shown}: the driver does not report which processes use it (an old "
                 "driver, MIG, or no permission)"
             )
         if one.unseen_bytes and not one.place.is_empty and not one.place.used_bytes_by_pid:
             yield (
-                f"{one.place.shown}: {format_gib(one.unseen_bytes)} is held by processes that are "
-                "not seen from here"
+                f"{one.place.shown}: processes that are not visible here hold "
+                f"{format_gib(one.unseen_bytes)}"
             )
     if not pids_are_known and any(one.place.used_bytes_by_pid for one in seen):
-        yield (
-            "the numbers of processes are those of the host: inside this container they name "
-            "others, or nobody"
-        )
+        yield ("process IDs are the host's: inside this container they mean other processes")
 
 
-def gpus_record(overview: Overview) -> dict[str, Any]:
-    """Return the devices as the JSON contract has them, sizes in bytes."""
+def gpus_record(overview: DeviceOverview) -> dict[str, Any]:
+    """Return the devices as the JSON contract defines them, sizes in bytes."""
     return {
         "schema": SCHEMA,
         "driver_version": overview.survey.driver,
@@ -125,7 +127,7 @@ def gpus_record(overview: Overview) -> dict[str, Any]:
     }
 
 
-def _record(overview: Overview, one: SeenPlace) -> dict[str, Any]:
+def _record(overview: DeviceOverview, one: DeviceStatus) -> dict[str, Any]:
     own = one.place
     gpu = overview.gpu(one.place)
     return {
@@ -162,13 +164,13 @@ def _lease(lease: Lease) -> dict[str, Any]:
     }
 
 
-def print_gpus(console: Console, overview: Overview) -> None:
-    """Print each device with who holds what of it, then what is hidden from here."""
+def print_gpus(console: Console, overview: DeviceOverview) -> None:
+    """Print each device with its processes and lease, then what this user cannot see."""
     for line in _lines(overview):
         console.print(drawn(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(overview: Overview) -> Iterator[str]:
+def _lines(overview: DeviceOverview) -> Iterator[str]:
     for one in overview.places:
         own = one.place
         is_part = own.instance is not None
@@ -179,7 +181,7 @@ def _lines(overview: Overview) -> Iterator[str]:
         if is_part and own.instance == min(
             p.place.instance or 0 for p in overview.places if p.place.index == own.index
         ):
-            yield f"GPU {own.index}  divided (MIG): only its instances can be used"
+            yield f"GPU {own.index}  divided (MIG): only its instances are usable"
         if one.is_visible:
             hidden = ""
         else:
@@ -193,7 +195,7 @@ def _lines(overview: Overview) -> Iterator[str]:
         for pid, size in sorted((own.used_bytes_by_pid or {}).items()):
             yield (
                 f"{pad}{_process(overview, pid)}: "
-                f"{'a size not told' if size is None else format_gib(size)}"
+                f"{'unknown size' if size is None else format_gib(size)}"
             )
         if one.lease is not None:
             yield f"{pad}{lease_in_words(one.lease)}"
@@ -204,7 +206,7 @@ def _lines(overview: Overview) -> Iterator[str]:
         yield f"no leases: {overview.folder.why_off}"
 
 
-def _process(overview: Overview, pid: int) -> str:
+def _process(overview: DeviceOverview, pid: int) -> str:
     if overview.pids_are_known:
         return process_label(pid)
     return f"pid {pid} of the host"

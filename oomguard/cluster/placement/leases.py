@@ -1,9 +1,8 @@
-"""Leases of devices: a lock file for each, in a folder that all users of the machine share. Who
-starts on a device has its lease.
+"""Lease devices with one lock file per device, in a folder that all users share.
 
-A device belongs to the machine, not to a user, so the folder does too: /tmp/oomguard-leases, sticky
-as /tmp is. It is not below TMPDIR, which a scheduler sets for each job, nor below XDG_RUNTIME_DIR,
-which other users do not see.
+A device belongs to the machine, so its lease must be visible to every user. The folder is
+/tmp/oomguard-leases, sticky like /tmp. TMPDIR is not suitable because schedulers set it for each
+job. Other users cannot see XDG_RUNTIME_DIR.
 """
 
 from __future__ import annotations
@@ -24,50 +23,47 @@ from typing import Any, Final
 
 from oomguard.core.process_state import pid_of_run
 
-# One file that one open description locks, and the kernel unlocks when its process is gone, however
-# it ends.
-#
-# The locks are those of an open file (F_OFD_SETLK, fcntl(2)): who looks whether one is held
-# (F_OFD_GETLK) takes nothing, so a look never gets in the way of a start. The file's text tells who
-# holds it, and is believed only while it is locked.
+# Locks belong to an open file description (F_OFD_SETLK, fcntl(2)). The kernel releases them when
+# the process ends. F_OFD_GETLK only looks, so it never blocks another start. The file's text names
+# the holder; oomguard believes it only while the file is locked.
 
 _TAKEN: Final = frozenset({errno.EAGAIN, errno.EACCES})
 _MOST_BYTES: Final = 1 << 16
-# Another user's start locks the same file.
+# Other users must be able to lock the same file.
 _MODE: Final = 0o666
 _PAUSE_S: Final = 0.005
 
 
-class Lock:
-    """An open file, locked or not.
+class LockFile:
+    """Hold an open lock file, locked or not.
 
     Args:
-        path: the file; it is made where it is not there.
+        path: the file. It is created if it does not exist.
 
     Raises:
-        OSError: it cannot be made or opened, or is no regular file.
+        OSError: the file cannot be created or opened, or is not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        # without O_CREAT first: the kernel refuses that for another user's file in a folder like
-        # /tmp
+        # Try without O_CREAT first: in a sticky folder the kernel refuses O_CREAT for another
+        # user's file.
         try:
             self._file = os.open(path, flags)
         except FileNotFoundError:
             self._file = os.open(path, flags | os.O_CREAT, _MODE)
-            with contextlib.suppress(OSError):  # whatever the umask says
+            with contextlib.suppress(OSError):  # the umask may have removed bits
                 os.fchmod(self._file, _MODE)
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             os.close(self._file)
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
     def take(self) -> bool:
-        """Lock it; return False where another one has it.
+        """Lock the file, or return False if another process holds the lock.
 
         Raises:
-            OSError: the file system has no locks.
+            OSError: the file system does not support locks.
         """
         try:
             self._control(fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
@@ -78,7 +74,11 @@ class Lock:
         return True
 
     def take_within(self, limit_s: float) -> bool:
-        """Lock it, and wait so long at most; return whether it is locked. Raises as ``take``."""
+        """Lock the file within a time limit in seconds; return whether that succeeded.
+
+        Raises:
+            OSError: the file system does not support locks.
+        """
         until_s = time.monotonic() + limit_s
         while not self.take():
             if time.monotonic() > until_s:
@@ -87,18 +87,22 @@ class Lock:
         return True
 
     def is_taken(self) -> bool:
-        """Return whether another open description has it locked. Raises as ``take``."""
+        """Return whether another process holds the lock.
+
+        Raises:
+            OSError: the file system does not support locks.
+        """
         answer = self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK)
         return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
-    def write(self, told: dict[str, Any]) -> None:
-        """Tell who holds it, and why."""
-        text = json.dumps(told).encode()
+    def write(self, record: dict[str, Any]) -> None:
+        """Write who holds the lock, and why."""
+        text = json.dumps(record).encode()
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, text, 0)
 
     def read(self) -> dict[str, Any]:
-        """Return what its holder told; empty where it told nothing that can be read."""
+        """Return the holder's record, or an empty dictionary if it is unreadable."""
         try:
             found = json.loads(os.pread(self._file, _MOST_BYTES, 0))
         except (OSError, ValueError, RecursionError):
@@ -108,25 +112,26 @@ class Lock:
         return {}
 
     def close(self) -> None:
-        """Unlock it."""
+        """Release the lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _control(self, command: int, kind: int) -> bytes:
-        # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid, each at its own
+        # struct flock: l_type, l_whence, l_start, l_len (0 means to the end), l_pid, with native
         # alignment.
         return fcntl.fcntl(self._file, command, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
 
 
-# shared on purpose, and its files are opened as a stranger's
+# All users share it on purpose. oomguard opens its files as untrusted input.
 DEFAULT_FOLDER: Final = Path("/tmp/oomguard-leases")  # noqa: S108
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _GATE: Final = "gate.lock"
-# The gate is held while one start chooses: milliseconds. One that was stopped there (SIGSTOP) is
-# not waited for longer.
+# A start holds the gate for milliseconds while it chooses. If that process is stopped (SIGSTOP),
+# others stop waiting after this time.
 GATE_LIMIT_S: Final = 5.0
-# File systems whose locks a server keeps: it may not answer, and it releases them by a timeout.
+# Network file systems: a server keeps their locks. It may not answer, or may drop locks after a
+# timeout.
 _OF_SERVERS: Final = frozenset(
     {
         "nfs",
@@ -150,7 +155,7 @@ _OFF_LIMITS: Final = re.compile(r"[^\w.-]")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that somebody holds: by what it told of itself, None for what it did not."""
+    """Describe a lease from its holder's record; an unknown field is None."""
 
     pid: int | None
     command: str | None
@@ -158,10 +163,10 @@ class Lease:
     until: str | None
 
     @classmethod
-    def told(cls, told: Mapping[str, Any]) -> Lease:
-        """Read what the holder wrote; anybody may have written anything."""
+    def from_record(cls, record: Mapping[str, Any]) -> Lease:
+        """Read a holder's record, which any user may have written."""
         pid, command, since, until = (
-            told.get(name) for name in ("pid", "command", "since_s", "until")
+            record.get(name) for name in ("pid", "command", "since_s", "until")
         )
         return cls(
             pid if isinstance(pid, int) else None,
@@ -172,11 +177,15 @@ class Lease:
 
 
 class LeaseFolder:
-    """The folder of leases; ``why_off`` says why none can be held, None where they can.
+    """Manage the leases of one folder.
 
     Args:
-        path: the folder, None for the one that all users share.
-        makes: whether to make it where it is not there; else nobody has a lease then.
+        path: the folder. None (default): the folder that all users share.
+        makes: whether to create a missing folder. If False, a missing folder means that there are
+            no leases.
+
+    Attributes:
+        why_off: the reason why leases do not work here, or None if they work.
     """
 
     def __init__(self, path: Path | None = None, *, makes: bool = True) -> None:
@@ -192,16 +201,20 @@ class LeaseFolder:
                 return None
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o1777)
-                self.path.chmod(0o1777)  # whatever the umask says
+                self.path.chmod(0o1777)  # the umask may have removed bits
             status = self.path.stat(follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
-                return f"{self.path} is no folder"
+                return f"{self.path} is not a folder"
             shared = status.st_mode & 0o002
             if shared and not status.st_mode & stat.S_ISVTX:
-                return f"{self.path} lets every user remove the others' files: chmod +t {self.path}"
+                return (
+                    f"every user can remove other users' files in {self.path}: chmod +t {self.path}"
+                )
             if (kind := file_system_of(self.path)) in _OF_SERVERS:
-                return f"{self.path} is on {kind}, whose locks a server keeps"
-            lock = Lock(self.path / _GATE)
+                return (
+                    f"{self.path} is on {kind}, a network file system whose locks are not reliable"
+                )
+            lock = LockFile(self.path / _GATE)
             lock.is_taken()
             lock.close()
         except OSError as error:
@@ -209,20 +222,24 @@ class LeaseFolder:
         return None
 
     def file(self, name: str) -> Path:
-        """Return where the lock file of a name lies."""
+        """Return the path of a lock file."""
         return self.path / f"{_OFF_LIMITS.sub('_', name)}.lock"
 
-    def lock(self, name: str) -> Lock:
-        """Open it. Raises OSError."""
-        return Lock(self.file(name))
+    def lock(self, name: str) -> LockFile:
+        """Open a lock file.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        return LockFile(self.file(name))
 
     @contextlib.contextmanager
     def gate(self) -> Iterator[None]:
-        """Wait until no other start chooses."""
+        """Hold the gate, so that only one start chooses devices at a time."""
         if self.why_off is not None:
             yield
             return
-        lock = Lock(self.path / _GATE)
+        lock = LockFile(self.path / _GATE)
         try:
             lock.take_within(GATE_LIMIT_S)
             yield
@@ -230,7 +247,7 @@ class LeaseFolder:
             lock.close()
 
     def holders(self, keys: Iterable[str]) -> dict[str, Lease]:
-        """Return who holds which of these devices; those that nobody holds are left out."""
+        """Return the lease of each device that has one."""
         found = {}
         for key in keys if self.why_off is None else ():
             with contextlib.suppress(OSError):
@@ -238,14 +255,21 @@ class LeaseFolder:
                     continue
                 with contextlib.closing(self.lock(key)) as lock:
                     if lock.is_taken():
-                        found[key] = Lease.told(lock.read())
+                        found[key] = Lease.from_record(lock.read())
         return found
 
-    def take(self, keys: Iterable[str], command: str, until: str) -> dict[str, Lock] | None:
-        """Take the leases of all these devices, or none where another one has one of them; return
-        the locks by device.
+    def take(self, keys: Iterable[str], command: str, until: str) -> dict[str, LockFile] | None:
+        """Lease all these devices, or none if another process has one of them.
+
+        Args:
+            keys: the lease names of the devices.
+            command: the command that the leases are for.
+            until: ``start`` or ``job``.
+
+        Returns:
+            The locks by device, or None if another process has a device.
         """
-        taken: dict[str, Lock] = {}
+        taken: dict[str, LockFile] = {}
         for key in keys if self.why_off is None else ():
             try:
                 lock = self.lock(key)
@@ -270,7 +294,7 @@ class LeaseFolder:
 
 
 def file_system_of(path: Path, mounts: Path | None = None) -> str | None:
-    """Return the kind of file system that a path lies on, None where it is not told."""
+    """Return the type of the file system that holds a path, or None if it is unknown."""
     try:
         text = (mounts or MOUNTS).read_text(encoding="utf-8", errors="replace")
         device = path.stat().st_dev

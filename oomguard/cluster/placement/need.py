@@ -1,4 +1,4 @@
-"""What a command needs of devices: how many, and on which its plan fits."""
+"""Work out how many devices a command needs, and on which devices its plan fits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from oomguard.cluster.placement.devices import DeviceSlot, named_by
-from oomguard.cluster.placement.leases import Lock
+from oomguard.cluster.placement.devices import DeviceSlot, match_devices
+from oomguard.cluster.placement.leases import LockFile
 from oomguard.core.errors import UsageError
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import VisibleDevices, started_words, visible_devices
@@ -21,23 +21,22 @@ from oomguard.planning.start import (
     start_of_command,
 )
 
-# What ``--gpus`` asks for: as many as the command needs, a number of them, or these.
-
-_HOW = "--gpus auto, a number such as 2, or a list: 0,1 or 1, (GPU 1 alone) or GPU-UUID,…"
+_HOW = (
+    "examples: --gpus auto, --gpus 2 (any two), --gpus 0,1 or --gpus 1, (GPU 1 alone) or --gpus "
+    "GPU-UUID,…"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """``count`` devices, or the ``named`` ones; as many as the command needs where it
-    is neither.
-    """
+    """Hold the value of ``--gpus``: a count, a list of devices, or neither for ``auto``."""
 
     count: int | None = None
     named: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
-        """How it is written."""
+        """The request as the user writes it."""
         if self.named:
             names = ",".join(self.named)
             is_one_number = len(self.named) == 1 and self.named[0].isdigit()
@@ -53,22 +52,22 @@ class DeviceRequest:
         hidden: str | None = None,
         meant: Mapping[str, Sequence[DeviceSlot]] | None = None,
     ) -> tuple[DeviceSlot, ...]:
-        """Return the places that may be taken: those named, else all.
+        """Return the devices that the command may use.
 
         Args:
-            places: those that are there.
-            hidden: what hides others, in words.
-            meant: what each name meant when it was there; one that is there no longer cannot be
-                used.
+            places: the available devices.
+            hidden: the reason why other devices are hidden, or None.
+            meant: the devices that each name meant earlier. A device that has gone since is
+                unusable.
 
         Raises:
-            UsageError: one that is named is not among them, or is named twice.
+            UsageError: a named device is not available, or is named twice.
         """
         if not self.named:
             return tuple(places)
         found: list[DeviceSlot] = []
         for entry in self.named:
-            named = named_by(entry, places) or [
+            named = match_devices(entry, places) or [
                 _gone(one, places) for one in (meant or {}).get(entry, ())
             ]
             if not named:
@@ -78,12 +77,12 @@ class DeviceRequest:
                 else:
                     why = ""
                 raise UsageError(
-                    f"--gpus names {entry}, which is not among the devices here ({there}{why})",
+                    f"--gpus names {entry}, but the devices here are: {there}{why}",
                     hint="oomguard gpus",
                 )
             if again := [place for place in named if place in found]:
                 raise UsageError(
-                    f"--gpus {self.shown}: a device is named twice: {entry} is {again[0].shown}",
+                    f"--gpus {self.shown} names a device twice: {entry} is {again[0].shown}",
                     hint=_HOW,
                 )
             found += named
@@ -91,20 +90,21 @@ class DeviceRequest:
 
 
 def _gone(place: DeviceSlot, now: Sequence[DeviceSlot]) -> DeviceSlot:
-    """Return a place that was there, with why it is not any more: a GPU that fell off keeps its
-    number, and tells no UUID.
+    """Return a device that has gone, with the reason why it is unusable.
+
+    A GPU that dropped off the bus keeps its number but reports no UUID.
     """
     why = next(
         (one.cannot for one in now if one.index == place.index and one.cannot is not None), None
     )
-    return replace(place, free_bytes=None, cannot=why or "it is not there any more")
+    return replace(place, free_bytes=None, cannot=why or "it has gone")
 
 
 def read_gpus(text: str) -> DeviceRequest:
-    """Read the value of ``--gpus``.
+    """Parse the value of ``--gpus``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is invalid.
     """
     text = text.strip()
     if text == "auto":
@@ -112,63 +112,58 @@ def read_gpus(text: str) -> DeviceRequest:
     if re.fullmatch(r"\d{1,4}", text):
         if int(text) == 0:
             raise UsageError(
-                "--gpus 0: a command needs one device at least", hint=f"{_HOW}; GPU 0 alone is 0,"
+                "--gpus 0: a command needs at least one device", hint=f"{_HOW}; GPU 0 alone is 0,"
             )
         return DeviceRequest(int(text))
     entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
     if not all(re.fullmatch(r"\d{1,4}|(?:GPU|MIG)-[\w/-]+", entry) for entry in entries):
-        raise UsageError(f"--gpus {text!r}: not understood", hint=_HOW)
+        raise UsageError(f"--gpus {text!r} is invalid", hint=_HOW)
     if len(set(entries)) < len(entries):
-        raise UsageError(f"--gpus {text}: a device is named twice", hint=_HOW)
+        raise UsageError(f"--gpus {text} names a device twice", hint=_HOW)
     return DeviceRequest(len(entries), tuple(entries))
 
 
-# What one look at the devices found, and what a command was given of them.
-
-
 @dataclass(slots=True)
-class Taken:
-    """Places that a command has, with their leases, and the variables under which it sees them and
-    no others.
-    """
+class AssignedDevices:
+    """Hold the devices of a command, their leases, and the variables that select them."""
 
     places: tuple[DeviceSlot, ...]
     env: Mapping[str, str]
-    locks: Mapping[str, Lock] = field(default_factory=dict)
+    locks: Mapping[str, LockFile] = field(default_factory=dict)
     _is_released: bool = False
 
     @property
     def keys(self) -> frozenset[str]:
-        """What they are leased under."""
+        """The lease names of the devices."""
         return frozenset(place.key for place in self.places)
 
     @property
     def shown(self) -> str:
-        """How a person is told of them."""
+        """The devices in messages."""
         return ", ".join(place.shown for place in self.places)
 
     @property
     def holds_all(self) -> bool:
-        """Whether its leases are held still, as far as there are any."""
+        """Whether all leases are still held."""
         return not self._is_released
 
     def release(self) -> None:
-        """Give the leases back."""
+        """Release the leases."""
         self._is_released = True
         for lock in self.locks.values():
             lock.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
-    """What one look found.
+class DeviceAvailability:
+    """Hold the result of one look at the devices.
 
     Attributes:
-        candidates: the places that may be taken, whoever has them.
-        usable: those on which the command would start now, leased or not, the best first.
-        leased: which of all places somebody else has, with who that is in words.
-        kept: which free ones are kept for who came before.
-        hides: what is hidden from the run, in words; None where nothing is.
+        candidates: the devices that the command may use, even if others hold them.
+        usable: the devices on which the command would start now, the best first, leased or not.
+        leased: for each device that another process leased, the holder as text.
+        kept: for each free device that is reserved for an earlier start, the ticket of that start.
+        hides: which devices are hidden from the run and why, or None.
     """
 
     candidates: tuple[DeviceSlot, ...]
@@ -179,7 +174,7 @@ class Now:
 
     @property
     def open(self) -> list[DeviceSlot]:
-        """The places that can be taken now."""
+        """The devices that the command can take now."""
         return [
             place
             for place in self.usable
@@ -192,14 +187,13 @@ _OF_ANY: VisibleDevices = VisibleDevices(uuid=False, instance="always", why="")
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """Whether a command would start on one place.
+    """Say whether a command would start on one device.
 
     Attributes:
-        fits: whether its plan fits there; where nothing is known of the command, whether nobody
-            uses the place.
-        has_margin: whether it still fits where the plan is off by its uncertainty.
-        surely_not: whether it would not even then.
-        reason: why it does not fit, empty where it does.
+        fits: whether the plan fits. Without a plan: whether the device is empty.
+        has_margin: whether the plan still fits if it is wrong by its uncertainty.
+        surely_not: whether the plan does not fit even if it is wrong by its uncertainty.
+        reason: why it does not fit, or an empty text.
     """
 
     fits: bool
@@ -210,16 +204,17 @@ class Fitness:
 
 @dataclass(slots=True)
 class DeviceNeed:
-    """What one command needs.
+    """Describe what one command needs.
 
     Attributes:
-        devices: how many; None where its own flags do not say.
-        engines: how many engines it starts on them, each of which tells of its own start.
-        start: its start to budget; None where its memory is not known, and ``unknown`` says why.
-        version: its engine's, None where it is not found.
-        visible: what it reads in CUDA_VISIBLE_DEVICES.
-        tells_start: whether its log tells when all its engines have taken their memory. A program's
-            does not: it may start one more.
+        devices: the number of devices, or None if the command's flags do not give it.
+        engines: the number of engines that the command starts. Each one logs its own start.
+        start: the start to plan, or None if the memory is unknown; then ``unknown`` holds the
+            reason.
+        version: the version of the engine, or None if it was not found.
+        visible: the forms of CUDA_VISIBLE_DEVICES that the engine reads.
+        tells_start: whether the log shows that all engines have taken their memory. False for a
+            program, because it may start another engine later.
     """
 
     devices: int | None
@@ -232,15 +227,15 @@ class DeviceNeed:
     _found: dict[TargetDevice, Fitness] = field(default_factory=dict)
 
     def on(self, place: DeviceSlot, *, emptied: bool = False) -> Fitness:
-        """Return whether the command would start on a place as it is now, or as it is once nobody
-        uses it.
-        """
+        """Judge a device as it is now, or as it would be empty."""
         if place.total_bytes is None or place.free_bytes is None:
             return Fitness(fits=False, reason=place.room)
         if self.start is None:
             fits = emptied or place.is_empty
             return Fitness(
-                fits, has_margin=fits, reason="" if fits else f"somebody uses it: {place.room}"
+                fits,
+                has_margin=fits,
+                reason="" if fits else f"another process uses it: {place.room}",
             )
         is_empty = emptied or place.is_empty
         device = TargetDevice(place.total_bytes, None if is_empty else place.free_bytes, place.name)
@@ -249,24 +244,20 @@ class DeviceNeed:
         return self._found[device]
 
     def plan_on(self, place: DeviceSlot) -> StartPlan | None:
-        """Return the plan for a place once nobody uses it; None where there is nothing to plan
-        with.
-        """
+        """Return the plan for the empty device, or None if there is nothing to plan with."""
         if self.start is None or place.total_bytes is None:
             return None
         return self.start.plan_on(TargetDevice(place.total_bytes, None, place.name))
 
 
 def need_of(launch: Launch) -> DeviceNeed:
-    """Read what a command needs from its own words, its model's files and the engine that is
-    installed.
-    """
+    """Read what a command needs from its words, its model's files and the installed engine."""
     launcher = launcher_of(launch)
     version = engine_version(launch)
     counted = devices_needed(launch)
     found = start_of_command(launch, version)
     is_engine = launcher.is_own_command(launch.argv)
-    # A program may start any engine, or none: what every version reads does for it.
+    # A program may start any engine or none, so use the form that every version reads.
     if is_engine:
         visible = visible_devices(launcher.NAME, version)
     else:
@@ -281,11 +272,10 @@ def need_of(launch: Launch) -> DeviceNeed:
 def _fitness(start: CommandStart, device: TargetDevice) -> Fitness:
     try:
         budget = start.on(device)
-    except UsageError as error:  # the engine would refuse the settings, whatever the device
+    except UsageError as error:  # the engine would refuse these settings on any device
         return Fitness(fits=False, reason=str(error))
-    lacks_free = (
-        budget.requested_bytes > device.total_bytes - budget.not_free_bytes
-    )  # of that nothing is uncertain
+    # These numbers have no uncertainty.
+    lacks_free = budget.requested_bytes > device.total_bytes - budget.not_free_bytes
     surely_not = not budget.fits and (
         lacks_free or budget.margin_bytes + budget.uncertainty_bytes < 0
     )

@@ -1,9 +1,8 @@
-"""The public door: disjoint devices for several programs of one machine, or an error that names the
-conflict.
-"""
+"""Give several programs of one machine disjoint devices with ``oomguard.place``."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +13,30 @@ from oomguard.cluster.placement.devices import (
     ORDER,
     VISIBLE,
     DeviceSlot,
-    limited,
-    places_of,
+    apply_visible_devices,
+    device_slots,
 )
 from oomguard.core.errors import PlacementError, SettingError, UsageError
 from oomguard.core.records import Record
 from oomguard.probe import nvml
 
-_HOW: Final = 'how many devices, or their numbers: {"serve": 4} or {"serve": [0, 1]}'
+_HOW: Final = (
+    'give a number of devices or a list of device numbers: {"serve": 4} or {"serve": [0, 1]}'
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlacedDevices(Record):
-    """The devices of one program.
+    """Hold the devices of one program.
+
+    ```python
+    devices = oomguard.place({"serve": 4})["serve"]
+    subprocess.Popen(command, env={**os.environ, **devices.env})
+    ```
 
     Attributes:
-        indices: their numbers, counted along the bus as nvidia-smi counts.
-        uuids: their UUIDs; an entry is None where the driver does not tell it.
+        indices: the numbers in PCI bus order, as nvidia-smi counts.
+        uuids: the UUIDs. An entry is None if the driver does not report it.
     """
 
     indices: tuple[int, ...]
@@ -38,37 +44,44 @@ class PlacedDevices(Record):
 
     @property
     def visible(self) -> str:
-        """The value for CUDA_VISIBLE_DEVICES, by number: every version of every engine reads it."""
+        """The value for CUDA_VISIBLE_DEVICES by number, which every engine version reads."""
         return ",".join(map(str, self.indices))
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables under which a program sees these devices and no others."""
+        """The variables that show a program these devices and no others."""
         return {VISIBLE: self.visible, ORDER: BY_BUS}
 
 
 def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]:
-    """Give each program devices of its own.
+    """Give each program its own devices.
 
-    Devices that nobody uses are given first, then the others, each in the order of
-    CUDA_VISIBLE_DEVICES, else of the bus; what that variable hides is given to nobody. Nothing is
-    leased: start the programs with ``oomguard run --gpus`` where other people start theirs too.
+    ```python
+    placed = oomguard.place({"serve": 4, "embed": [4, 5]})
+    placed["serve"].env
+    ```
+
+    Empty devices come first, then the others. Within each group the order is that of
+    CUDA_VISIBLE_DEVICES, or of the PCI bus without it. oomguard does not use devices that
+    CUDA_VISIBLE_DEVICES hides. It leases nothing: if other people use this machine too, start the
+    programs with ``oomguard run --gpus``.
 
     Args:
-        wanted: for each program by its name, how many devices it gets, or the numbers of those that
-            it is to get.
+        wanted: for each program name, a number of devices or a list of device numbers.
 
     Returns:
         The devices of each program, by its name.
 
     Raises:
-        PlacementError: two programs name one device, there are fewer devices than are wanted, or
-            NVML does not answer.
-        SettingError: what is wanted is not given by program.
-        UsageError: a wanted value is no number of devices, and no list of them.
+        PlacementError: two programs name the same device, there are too few devices, or NVML does
+            not answer.
+        SettingError: ``wanted`` is not a mapping of programs.
+        UsageError: a value is neither a number of devices nor a list of device numbers.
     """
     if not isinstance(wanted, Mapping):
-        raise SettingError(f"devices are wanted by {wanted!r}, which names no program", hint=_HOW)
+        raise SettingError(
+            f"place() needs a mapping from program names to devices, got {wanted!r}", hint=_HOW
+        )
     named = {
         name: _numbers(name, value) for name, value in wanted.items() if not isinstance(value, int)
     }
@@ -77,10 +90,10 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
     survey = nvml.survey()
     if survey.failure is not None:
         raise PlacementError(
-            f"no device can be placed: NVML does not answer ({survey.failure})",
+            f"oomguard cannot place any device: NVML does not answer ({survey.failure})",
             hint="oomguard gpus",
         )
-    limit = limited(places_of(survey), os.environ)
+    limit = apply_visible_devices(device_slots(survey), os.environ)
     usable = {
         place.index: place
         for place in limit.places
@@ -93,10 +106,10 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
     for name, numbers in named.items():
         if missing := [number for number in numbers if number not in usable]:
             raise PlacementError(
-                f"{name!r} names device {missing[0]}, which is not there: {_there(usable)}{hidden}",
+                f"{name!r} names device {missing[0]}, but {_there(usable)}{hidden}",
                 hint="oomguard gpus",
             )
-    taken = {number: name for name, numbers in named.items() for number in numbers}
+    taken = set(itertools.chain.from_iterable(named.values()))
     left = sorted(
         (place for index, place in usable.items() if index not in taken),
         key=lambda p: not p.is_empty,
@@ -142,18 +155,18 @@ def _numbers(name: str, value: Sequence[int]) -> tuple[int, ...]:
 
 
 def _refuse_shared(named: Mapping[str, Sequence[int]]) -> None:
-    """Raise where two programs name one device."""
+    """Raise PlacementError if two programs name the same device."""
     owners: dict[int, str] = {}
     for name, numbers in named.items():
         listed = ",".join(map(str, numbers))
         for number in numbers:
             if (other := owners.setdefault(number, name)) != name:
                 raise PlacementError(
-                    f"device {number} is named for {other!r} and for {name!r}: each would take "
-                    "what the other counts on",
+                    f"{other!r} and {name!r} both name device {number}, so each would take memory "
+                    "that the other needs",
                     hint=(
-                        "leave it out of one of the two, or run them in turn: oomguard run --gpus "
-                        f"{listed}, --wait 1h -- …"
+                        "remove the device from one of them, or run them one after the other: "
+                        f"oomguard run --gpus {listed}, --wait 1h -- …"
                     ),
                 )
 
@@ -171,13 +184,13 @@ def _too_few(
     most = max(counts.values())
     if most <= len(left):
         turns = (
-            f"; with {len(left)} left they can run in turn: oomguard run --gpus {most} --wait 1h "
-            "-- …"
+            f"; with {len(left)} left, run them one after the other: oomguard run --gpus {most} "
+            "--wait 1h -- …"
         )
     else:
         turns = ""
     return PlacementError(
-        f"{lacking} too few: {', '.join(wanted)}, and {_there(usable)}{hidden}",
+        f"{lacking} too few: {', '.join(wanted)}, but {_there(usable)}{hidden}",
         hint=f"ask for fewer{turns}",
     )
 

@@ -1,4 +1,4 @@
-"""Find the devices of a command, take their leases, and wait for them where that is asked for."""
+"""Find the devices of a command, lease them, and wait for them with ``--wait``."""
 
 from __future__ import annotations
 
@@ -17,36 +17,47 @@ from oomguard.cluster.placement.devices import (
     ORDER,
     VISIBLE,
     DeviceSlot,
-    limited,
-    named_by,
-    places_of,
+    apply_visible_devices,
+    device_slots,
+    match_devices,
 )
-from oomguard.cluster.placement.leases import Lease, LeaseFolder, Lock
-from oomguard.cluster.placement.need import DeviceNeed, DeviceRequest, Fitness, Now, Taken
+from oomguard.cluster.placement.leases import Lease, LeaseFolder, LockFile
+from oomguard.cluster.placement.need import (
+    AssignedDevices,
+    DeviceAvailability,
+    DeviceNeed,
+    DeviceRequest,
+    Fitness,
+)
 from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError
 from oomguard.core.log import get_logger
 from oomguard.probe import nvml
 
-# Which of the places a command gets.
-#
-# A place that nobody uses comes first, the smallest of them on which the plan fits with its margin:
-# a larger one stays for who needs it. Only then one that others use, the one with most room: what
-# they hold may grow, and what they free while an engine profiles spoils what it measures. Several
-# devices for one command are of one kind where they can be.
+# An empty device comes first: the smallest one on which the plan fits with its margin, so that
+# larger ones stay free. Next comes the used device with the most free memory. It is a risk: its
+# users may need more, and memory that they free during profiling spoils the engine's measurement.
+# Several devices of one command are of the same model if possible.
 
 Accepts = Callable[[Fitness], bool]
 
 
-def fitting(
+def rank_devices(
     need: DeviceNeed, places: Sequence[DeviceSlot], accepts: Accepts, *, emptied: bool = False
 ) -> list[DeviceSlot]:
-    """Return the places on which a command would start, the best first; of equally good ones in
-    their own order, the user's.
+    """Return the devices on which a command would start, the best first.
+
+    Equally good devices keep the user's order.
+
+    Args:
+        need: what the command needs.
+        places: the devices to judge.
+        accepts: decides from the fitness whether a device is acceptable.
+        emptied: judge each device as if it were empty.
     """
     judged = [(place, need.on(place, emptied=emptied)) for place in places if place.cannot is None]
     kept = [(place, fitness) for place, fitness in judged if accepts(fitness)]
-    # Of one that nothing is known about, all that is known is that it may be large.
+    # Without a plan the command may need a lot, so prefer large devices.
     if need.start is None:
         largest_first = -1
     else:
@@ -60,28 +71,26 @@ def fitting(
             size = -(place.free_bytes or 0)
         return not fitness.has_margin, not place.is_empty, size
 
-    return [
-        place for place, _ in sorted(kept, key=order)
-    ]  # sorted() leaves what serves equally well as it came
+    # sorted() is stable: equally good devices keep their order.
+    return [place for place, _ in sorted(kept, key=order)]
 
 
-def chosen_of(
+def choose_devices(
     usable: Sequence[DeviceSlot], count: int, candidates: Sequence[DeviceSlot]
 ) -> tuple[DeviceSlot, ...] | None:
-    """Return the ``count`` best of the places that can be taken, in the order of the candidates:
-    that is the user's own where one was given, and it numbers the devices that the program sees.
-    None where there are fewer.
+    """Return the best ``count`` usable devices in the order of the candidates, or None.
+
+    The program numbers its devices in this order, so a user's own order must stay. None means that
+    there are fewer than ``count``.
     """
-    best = first_of_one_kind(usable, count)
+    best = first_of_one_model(usable, count)
     if best is None:
         return None
     return tuple(place for place in candidates if place in best)
 
 
-def first_of_one_kind(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
-    """Return the first ``count`` places of one kind, else the first of any kind; None where there
-    are fewer.
-    """
+def first_of_one_model(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
+    """Return the first ``count`` devices, of one model if possible; None if there are fewer."""
     for one in places:
         alike = [
             place
@@ -95,21 +104,19 @@ def first_of_one_kind(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceS
     return None
 
 
-# Devices that ``--gpus`` names where NVML does not answer: their numbers are all that is known of
-# them.
-
 _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
-def named_unseen(asked: DeviceRequest, environ: Mapping[str, str]) -> tuple[DeviceSlot, ...] | None:
-    """Return the devices that are named by number; None where nothing tells which are meant, and
-    the command runs as it is.
+def devices_without_nvml(
+    asked: DeviceRequest, environ: Mapping[str, str]
+) -> tuple[DeviceSlot, ...] | None:
+    """Return the devices that ``--gpus`` names by number while NVML does not answer.
 
-    That is so without a list, with a UUID in it, and where CUDA_VISIBLE_DEVICES names devices by
-    UUID: they may be these or others.
+    None means that the devices are ambiguous, so the command runs unchanged. That happens without a
+    list, with a UUID in the list, or with UUIDs in CUDA_VISIBLE_DEVICES.
 
     Raises:
-        UsageError: CUDA_VISIBLE_DEVICES hides one that is named.
+        UsageError: CUDA_VISIBLE_DEVICES hides a named device.
     """
     visible = [entry.strip() for entry in environ.get(VISIBLE, "").split(",")]
     if (
@@ -119,19 +126,16 @@ def named_unseen(asked: DeviceRequest, environ: Mapping[str, str]) -> tuple[Devi
     ):
         return None
     numbers = {int(text) for text in (*asked.named, *visible) if _NUMBER.fullmatch(text)}
-    limit = limited([DeviceSlot(number, None) for number in sorted(numbers)], environ)
+    limit = apply_visible_devices([DeviceSlot(number, None) for number in sorted(numbers)], environ)
     return asked.among(limit.places, hidden=limit.hides)
 
 
-# The variables under which a command sees the devices that it was given, and no others.
-
-
 def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, str]:
-    """Return the variables for some places.
+    """Return the variables that show a command these devices and no others.
 
-    By UUID where the command's engine is known to read one, so that a device that falls off or
-    comes back moves no other one into its place; else by index, counted along the bus as NVML does.
-    An instance of a divided GPU has no other name than its UUID.
+    If the engine reads UUIDs, the variables use them: a device that drops off or returns then does
+    not shift the others. Otherwise they use numbers in PCI bus order. A MIG instance has only its
+    UUID.
     """
     by_uuid = need.visible.uuid or any(place.instance is not None for place in places)
     uuids = [place.uuid for place in places]
@@ -140,50 +144,47 @@ def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, s
     return {VISIBLE: ",".join(str(place.index) for place in places), ORDER: BY_BUS}
 
 
-def in_front(variables: Mapping[str, str]) -> str:
-    """Return the variables as they stand before a command in a shell."""
+def shell_prefix(variables: Mapping[str, str]) -> str:
+    """Return the variables as a shell prefix of a command."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
-# Whose turn it is: starts that wait for a device, in the order in which they came.
-#
-# Each has a ticket, a locked file whose name says when it came: it is gone with its process. A
-# ticket tells which devices its command could use now, and how many it needs. So many of them are
-# kept for it; what is left over may be taken by those behind it, so that a device is idle only
-# where somebody before waits for one more.
+# Starts that wait for a device take turns in the order in which they came. Each has a ticket: a
+# locked file, named after its time of arrival, whose lock ends with the process. The ticket lists
+# the devices that its command could use now, and how many it needs. That many are reserved for it,
+# and later starts may take the rest. So a device stays idle only if an earlier start waits for one
+# more.
 
 _BEGINS: Final = "turn-"
-# Who waits looks this often; one that has not looked for so long was stopped, and nothing is kept
-# for it.
+# A waiting start looks this often. After ``_SILENT_S`` without a look its process was stopped, and
+# nothing stays reserved for it.
 POLL_S: Final = 0.2
 _SILENT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What one ticket tells: when it came, how many devices it needs, and which it
-    could use now.
-    """
+class QueuedStart:
+    """Hold one ticket: its name, the devices it needs, and the devices it could use now."""
 
     name: str
     count: int
     usable: tuple[str, ...]
 
 
-class Ticket:
-    """A place in the queue; None of it is left where the folder takes no files."""
+class QueueTicket:
+    """Hold a place in the queue; if the folder is not writable, do nothing."""
 
     def __init__(self, folder: LeaseFolder) -> None:
-        # of this boot, whatever is done to the clock
+        # monotonic: a change of the system clock does not reorder tickets
         self.name = f"{_BEGINS}{time.monotonic_ns():020d}-{os.getpid()}"
-        self._lock: Lock | None = None
+        self._lock: LockFile | None = None
         if folder.why_off is None:
             with contextlib.suppress(OSError):
                 self._lock = folder.lock(self.name)
                 self._lock.take()
 
-    def tell(self, count: int, usable: Sequence[str]) -> None:
-        """Tell what would be taken now."""
+    def publish(self, count: int, usable: Sequence[str]) -> None:
+        """Write which devices the command would take now."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.write({"count": count, "usable": list(usable), "at_s": time.monotonic()})
@@ -197,8 +198,8 @@ class Ticket:
             self._lock = None
 
 
-def waiting_before(folder: LeaseFolder, own: Ticket | None) -> Iterator[Waiting]:
-    """Yield those who came before a ticket, or all without one, in their order."""
+def earlier_starts(folder: LeaseFolder, own: QueueTicket | None) -> Iterator[QueuedStart]:
+    """Yield the tickets that came before ``own``, or all tickets if it is None, in order."""
     if folder.why_off is not None:
         return
     if own is None:
@@ -212,17 +213,18 @@ def waiting_before(folder: LeaseFolder, own: Ticket | None) -> Iterator[Waiting]
     for name in names:
         if own_name is not None and name >= own_name:
             return
-        if (told := _told(folder.path / name)) is not None:
-            yield told
+        if (start := _read_ticket(folder.path / name)) is not None:
+            yield start
 
 
-def _told(path: Path) -> Waiting | None:
-    """Read a ticket; None for one whose process is gone or stopped. What a dead one left is removed
-    where that is permitted.
+def _read_ticket(path: Path) -> QueuedStart | None:
+    """Read a ticket, or return None if its process is gone or stopped.
+
+    The ticket of a dead process is removed if permitted.
     """
     try:
         if path.exists():
-            lock = Lock(path)
+            lock = LockFile(path)
         else:
             lock = None
         if lock is None:
@@ -231,23 +233,21 @@ def _told(path: Path) -> Waiting | None:
             if not lock.is_taken():
                 path.unlink()
                 return None
-            told = lock.read()
+            record = lock.read()
     except OSError:
         return None
-    count = told.get("count")
-    usable = told.get("usable")
-    at_s = told.get("at_s")
+    count = record.get("count")
+    usable = record.get("usable")
+    at_s = record.get("at_s")
     if not (isinstance(count, int) and isinstance(usable, list) and isinstance(at_s, (int, float))):
         return None
     if time.monotonic() - at_s > _SILENT_S:
         return None
-    return Waiting(path.name, count, tuple(str(key) for key in usable))
+    return QueuedStart(path.name, count, tuple(str(key) for key in usable))
 
 
-def kept_for(waiting: Iterator[Waiting], free: Collection[str]) -> dict[str, str]:
-    """Return which free devices are kept for whom: for each, as many as it needs of those it could
-    use.
-    """
+def reserve_devices(waiting: Iterator[QueuedStart], free: Collection[str]) -> dict[str, str]:
+    """Return the reserved free devices with the ticket that each is reserved for."""
     kept: dict[str, str] = {}
     for one in waiting:
         usable = [key for key in one.usable if key in free and key not in kept]
@@ -255,20 +255,21 @@ def kept_for(waiting: Iterator[Waiting], free: Collection[str]) -> dict[str, str
     return kept
 
 
-_GETS_EMPTY: Final = "it gets what nobody uses"
+_GETS_EMPTY: Final = "it gets a device that no process uses"
 
 
 @dataclass(slots=True)
 class Placer:
-    """Places the attempts of one run.
+    """Place the attempts of one run.
 
     Attributes:
-        asked: what ``--gpus`` asks for.
-        folder: where leases are held.
-        environ: the user's variables.
-        own: the call itself, to be told and pasted, and its command, as others are told of it.
+        asked: the value of ``--gpus``.
+        folder: the folder of leases.
+        environ: the user's environment variables.
+        own: this call of ``oomguard run``, to show in messages.
         until: what ends a lease, ``start`` or ``job``.
-        outer_pid: the run around this one, whose leases are ours.
+        outer_pid: the process of a run around this one, whose leases count as ours; None without
+            one.
     """
 
     asked: DeviceRequest
@@ -286,27 +287,30 @@ class Placer:
         *,
         avoid: Collection[str] = (),
         wait_s: float | None = None,
-    ) -> Taken | None:
-        """Find places for a command and take their leases; None where the user stopped the wait.
+    ) -> AssignedDevices | None:
+        """Find devices for a command and lease them.
 
         Args:
             need: what the command needs.
-            stopped: asked while it waits.
-            avoid: places not to take.
-            wait_s: how long to wait at most; None: not at all.
+            stopped: returns whether the user stopped the wait.
+            avoid: lease names of devices not to take.
+            wait_s: the longest wait in seconds. None (default): do not wait.
+
+        Returns:
+            The devices, or None if the user stopped the wait.
 
         Raises:
-            PlacementError: no place does, or none in time.
-            UsageError: what is asked for is not there, or contradicts the command.
+            PlacementError: no device is suitable, or none became free in time.
+            UsageError: a requested device does not exist, or the request contradicts the command.
         """
 
-        def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
+        def look(ticket: QueueTicket | None) -> AssignedDevices | tuple[DeviceAvailability, int]:
             survey = nvml.survey()
             is_first = ticket is None
             if survey.failure is not None and is_first:
                 return self._blind(survey, need)
             now, count = self._look(survey, need, ticket, avoid, is_first=is_first)
-            chosen = chosen_of(now.open, count, now.candidates)
+            chosen = choose_devices(now.open, count, now.candidates)
             if chosen is None:
                 taken = None
             else:
@@ -317,106 +321,115 @@ class Placer:
                 return (now, count)
             return taken
 
-        def none_there(now: Now, count: int, waited_s: float) -> PlacementError:
+        def none_there(now: DeviceAvailability, count: int, waited_s: float) -> PlacementError:
             if wait_s is None:
                 waited = None
             else:
                 waited = waited_s
             return refusal.no_place_now(need, now, count, waited, self.own.line(wait="30m"))
 
-        def tell(now: Now, count: int) -> None:
+        def tell(now: DeviceAvailability, count: int) -> None:
             get_logger().info(
-                "waiting for a device", devices=count, because=refusal.rows(need, now)
+                "waiting for a device", devices=count, because=refusal.reasons_by_device(need, now)
             )
 
         return self._in_turn(look, none_there, tell, stopped, wait_s)
 
     def again(
         self,
-        taken: Taken,
+        taken: AssignedDevices,
         need: DeviceNeed,
         stopped: Callable[[], bool],
         *,
         wait_s: float,
         stays: bool = False,
-    ) -> Taken | None:
-        """Take devices for a command that had some; None where the user stopped the wait.
+    ) -> AssignedDevices | None:
+        """Find devices for the next attempt of a command that had devices before.
 
-        The same ones come first, before who waits: their job has begun. Those that it has still
-        stay its own while they answer. Else come others with room, then the same whatever is free
-        of them. One that fell off is never given again.
+        The same devices come first, ahead of the queue, because the job has begun. Devices whose
+        leases are still held stay with the command while they answer. Next come other devices with
+        room, then the same devices regardless of their free memory. A device that dropped off the
+        bus is not used again.
 
         Args:
-            taken: what it had.
+            taken: the devices of the previous attempt.
             need: what the command needs.
-            stopped: asked while it waits.
-            wait_s: how long to wait at most.
-            stays: whether it is to have no others.
+            stopped: returns whether the user stopped the wait.
+            wait_s: the longest wait in seconds.
+            stays: whether the command must keep the same devices.
+
+        Returns:
+            The devices, or None if the user stopped the wait.
 
         Raises:
-            PlacementError: others have them for longer than that, or none is there any more.
+            PlacementError: other processes hold the devices for longer than ``wait_s``, or no
+                device is left.
         """
         if taken.holds_all:
             if self._is_there(taken, need):
                 return taken
             taken.release()
 
-        def look(ticket: Ticket | None) -> Taken | tuple[Now, int]:
+        def look(ticket: QueueTicket | None) -> AssignedDevices | tuple[DeviceAvailability, int]:
             now, count = self._look_again(taken, need, ticket)
             had = (self._lease(places, need) for places in _choices(taken, now, count, stays=stays))
             return next((found for found in had if found is not None), (now, count))
 
-        def none_there(now: Now, _count: int, waited_s: float) -> PlacementError:
-            because = refusal.rows(need, now)
+        def none_there(now: DeviceAvailability, _count: int, waited_s: float) -> PlacementError:
+            because = refusal.reasons_by_device(need, now)
             return PlacementError(
-                f"no device, also after {waited_s:.0f} s: {because}",
+                f"no device was free within {waited_s:.0f} s: {because}",
                 hint="oomguard gpus",
                 is_for_now=True,
             )
 
-        def tell(now: Now, count: int) -> None:
-            told = {
+        def tell(now: DeviceAvailability, count: int) -> None:
+            fields = {
                 "devices": count,
                 "at_most_s": round(wait_s),
-                "because": refusal.rows(need, now),
+                "because": refusal.reasons_by_device(need, now),
             }
-            get_logger().warning("waiting for a device to start again", **told)
+            get_logger().warning("waiting for a device before the next attempt", **fields)
 
         return self._in_turn(look, none_there, tell, stopped, wait_s)
 
     def _in_turn(
         self,
-        look: Callable[[Ticket | None], Taken | tuple[Now, int]],
-        none_there: Callable[[Now, int, float], PlacementError],
-        tell: Callable[[Now, int], None],
+        look: Callable[[QueueTicket | None], AssignedDevices | tuple[DeviceAvailability, int]],
+        none_there: Callable[[DeviceAvailability, int, float], PlacementError],
+        tell: Callable[[DeviceAvailability, int], None],
         stopped: Callable[[], bool],
         wait_s: float | None,
-    ) -> Taken | None:
-        """Look until places are had, first come first served; None where the user stopped the wait.
+    ) -> AssignedDevices | None:
+        """Look until devices are found, first come first served.
 
         Args:
-            look: returns what it took, else what there is now and how many are needed; it gets the
-                ticket of who waits.
-            none_there: returns the error that ends the wait, by that and the seconds it took.
-            tell: says, once, that it waits.
-            stopped: asked before each look.
-            wait_s: how long to wait at most; None: not at all.
+            look: takes the ticket of the waiting start. Returns the devices, or what it saw and the
+                number of devices needed.
+            none_there: returns the error that ends the wait, from what was seen and the seconds
+                waited.
+            tell: logs once that the start waits.
+            stopped: returns whether the user stopped the wait.
+            wait_s: the longest wait in seconds. None: do not wait.
+
+        Returns:
+            The devices, or None if the user stopped the wait.
         """
-        ticket: Ticket | None = None
+        ticket: QueueTicket | None = None
         began_s = time.monotonic()
         try:
             while not stopped():
                 with self.folder.gate():
                     found = look(ticket)
-                    if isinstance(found, Taken):
+                    if isinstance(found, AssignedDevices):
                         return found
                     now, count = found
                     waited_s = time.monotonic() - began_s
                     if wait_s is None or waited_s >= wait_s:
                         raise none_there(now, count, waited_s)
                     is_first = ticket is None
-                    ticket = ticket or Ticket(self.folder)
-                    ticket.tell(count, [place.key for place in now.usable])
+                    ticket = ticket or QueueTicket(self.folder)
+                    ticket.publish(count, [place.key for place in now.usable])
                 if is_first:
                     tell(now, count)
                 time.sleep(POLL_S)
@@ -425,49 +438,55 @@ class Placer:
             if ticket is not None:
                 ticket.close()
 
-    def _look_again(self, taken: Taken, need: DeviceNeed, ticket: Ticket | None) -> tuple[Now, int]:
+    def _look_again(
+        self, taken: AssignedDevices, need: DeviceNeed, ticket: QueueTicket | None
+    ) -> tuple[DeviceAvailability, int]:
         survey = nvml.survey()
         if survey.failure is None:
             return self._look(survey, need, ticket, (), is_first=False)
-        return Now(taken.places, (), self._leased(taken.keys), ()), len(taken.places)
+        return DeviceAvailability(taken.places, (), self._leased(taken.keys), ()), len(taken.places)
 
     def _look(
         self,
         survey: nvml.Survey,
         need: DeviceNeed,
-        ticket: Ticket | None,
+        ticket: QueueTicket | None,
         avoid: Collection[str],
         *,
         is_first: bool,
-    ) -> tuple[Now, int]:
-        everywhere = places_of(survey)
-        limit = limited(everywhere, self.environ)
+    ) -> tuple[DeviceAvailability, int]:
+        everywhere = device_slots(survey)
+        limit = apply_visible_devices(everywhere, self.environ)
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
             raise refusal.too_few_asked(self.asked, need, count, self.own)
-        permitted = [refusal.judged(place, need, count, len(survey.gpus)) for place in limit.places]
+        permitted = [
+            refusal.check_device(place, need, count, len(survey.gpus)) for place in limit.places
+        ]
         named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
         self._meant = self._meant or {
-            entry: named_by(entry, permitted) for entry in self.asked.named
+            entry: match_devices(entry, permitted) for entry in self.asked.named
         }
         candidates = [place for place in named if place.key not in avoid]
         accepts = self._accepts
         if is_first and not avoid:
             self._tell_once(everywhere, limit.hides)
-            possible = fitting(need, candidates, accepts, emptied=True)
-            if first_of_one_kind(possible, count) is None:
+            possible = rank_devices(need, candidates, accepts, emptied=True)
+            if first_of_one_model(possible, count) is None:
                 raise refusal.fits_nowhere(
                     need, candidates, count, limit.hides, self.asked, self.own
                 )
-        usable = fitting(need, candidates, accepts)
+        usable = rank_devices(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
         free = [key for key in keys if key not in leased]
-        kept = kept_for(waiting_before(self.folder, ticket), free)
-        return Now(tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides), count
+        kept = reserve_devices(earlier_starts(self.folder, ticket), free)
+        return DeviceAvailability(
+            tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides
+        ), count
 
     def _leased(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return which of these somebody else has, with who that is in words."""
+        """Return which of these devices another process has leased, with the holder as text."""
         held = self.folder.holders(keys)
         return {
             key: refusal.lease_in_words(lease)
@@ -475,32 +494,26 @@ class Placer:
             if not self._is_ours(lease)
         }
 
-    def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> Taken:
-        """Place a command where NVML does not answer: on the devices that are named by number, else
-        as it is.
-        """
+    def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
+        """Place a command while NVML does not answer: on the numbered devices, or unchanged."""
         log = get_logger()
-        told = {"reason": survey.failure, **({"driver": survey.driver} if survey.driver else {})}
-        places = named_unseen(self.asked, self.environ)
+        fields = {"reason": survey.failure, **({"driver": survey.driver} if survey.driver else {})}
+        places = devices_without_nvml(self.asked, self.environ)
         if places is None:
             log.warning(
-                "not placed: which devices there are is not known; the command runs as it is",
-                **told,
+                "did not choose devices: NVML does not answer, so the command runs unchanged",
+                **fields,
             )
-            return Taken((), {})
-        log.warning(
-            "the devices that --gpus names are taken as they are: NVML does not answer", **told
-        )
+            return AssignedDevices((), {})
+        log.warning("did not check the devices of --gpus: NVML does not answer", **fields)
         leased = self.folder.take([place.key for place in places], self.own.command, self.until)
-        return Taken(places, variables_for(places, need), leased or {})
+        return AssignedDevices(places, variables_for(places, need), leased or {})
 
     def _accepts(self, fitness: Fitness) -> bool:
-        """Judge a place: one that the user names may be beyond the plan by what that is uncertain
-        by.
-        """
+        """Accept a device; one that the user names may be too small by the uncertainty."""
         return fitness.fits or (bool(self.asked.named) and not fitness.surely_not)
 
-    def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> Taken | None:
+    def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> AssignedDevices | None:
         held = self.folder.holders([place.key for place in places])
         ours = {key for key, lease in held.items() if self._is_ours(lease)}
         if need.tells_start:
@@ -512,25 +525,23 @@ class Placer:
         )
         if locks is None:
             return None
-        return Taken(tuple(places), variables_for(places, need), locks)
+        return AssignedDevices(tuple(places), variables_for(places, need), locks)
 
     def _is_ours(self, lease: Lease) -> bool:
         return self.outer_pid is not None and lease.pid == self.outer_pid
 
-    def _is_there(self, taken: Taken, need: DeviceNeed) -> bool:
-        """Return whether devices that a command has still answer; what their numbers are now goes
-        into its variables.
-        """
+    def _is_there(self, taken: AssignedDevices, need: DeviceNeed) -> bool:
+        """Return whether the command's devices still answer, and update their numbers."""
         survey = nvml.survey()
         if survey.failure is not None:
             return True
-        everywhere = places_of(survey)
+        everywhere = device_slots(survey)
         now = {place.key: place for place in everywhere if place.cannot is None}
         for place in taken.places:
             if place.key not in now:
                 why = next(
                     (one.cannot for one in everywhere if one.index == place.index and one.cannot),
-                    "it is gone",
+                    "it has gone",
                 )
                 get_logger().warning(f"{place.shown} is left", reason=why)
                 return False
@@ -542,10 +553,10 @@ class Placer:
     def _tell_unknown(self, need: DeviceNeed) -> None:
         if need.unknown is not None:
             if self.asked.named:
-                gets = "those that --gpus names are taken, whoever uses them"
+                gets = "it gets the devices of --gpus, even if other processes use them"
             else:
                 gets = _GETS_EMPTY
-            get_logger().info(f"what it needs is not known: {gets}", reason=need.unknown)
+            get_logger().info(f"its memory need is unknown: {gets}", reason=need.unknown)
 
     def _tell_once(self, everywhere: Sequence[DeviceSlot], hides: str | None) -> None:
         log = get_logger()
@@ -553,26 +564,27 @@ class Placer:
             log.info(f"a limit: {hides}")
         for place in everywhere:
             if place.cannot is not None:
-                log.warning(f"{place.shown} is left out", reason=place.cannot)
+                log.warning(f"did not use {place.shown}", reason=place.cannot)
         if self.folder.why_off is not None:
             log.warning(
-                "no leases: two starts at one moment may choose one device",
+                "leases do not work: two starts at the same time may choose the same device",
                 reason=self.folder.why_off,
             )
 
 
 def _choices(
-    taken: Taken, now: Now, count: int, *, stays: bool
+    taken: AssignedDevices, now: DeviceAvailability, count: int, *, stays: bool
 ) -> Iterator[tuple[DeviceSlot, ...]]:
-    """Yield what a command that had devices may have now, the best first; a lease says whether it
-    can be had.
+    """Yield the device sets that a restarted command may get, the best first.
+
+    Only a lease shows whether a set is really available.
     """
     there = {place.key: place for place in now.candidates if place.cannot is None}
     had = tuple(there[place.key] for place in taken.places if place.key in there)
     is_there = len(had) == len(taken.places)
     if is_there and taken.keys <= {place.key for place in now.usable}:
         yield had
-    if not stays and (others := chosen_of(now.open, count, now.candidates)) is not None:
+    if not stays and (others := choose_devices(now.open, count, now.candidates)) is not None:
         yield others
     if is_there:
         yield had

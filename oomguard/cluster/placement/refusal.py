@@ -1,4 +1,4 @@
-"""Why a command gets no device, with the numbers, and what would help, as a line to paste."""
+"""Explain why a command gets no device, with numbers and a line to paste."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from dataclasses import dataclass, replace
 
 from oomguard.cluster.placement.devices import DeviceSlot
 from oomguard.cluster.placement.leases import Lease
-from oomguard.cluster.placement.need import DeviceNeed, DeviceRequest, Now
+from oomguard.cluster.placement.need import DeviceAvailability, DeviceNeed, DeviceRequest
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.start.start import StartBudget
 from oomguard.planning.start import CommandStart, Needed, TargetDevice
 
-# The ``oomguard run`` that was asked for, as a line to paste: over other devices, with a wait, of a
-# changed command.
-
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One call of ``oomguard run``.
+    """Hold one call of ``oomguard run``, so that messages can show it with changes.
 
     Attributes:
-        gpus: what ``--gpus`` asks for, wherever it was given.
-        command: the user's own, masked, quoted for a shell.
+        gpus: the value of ``--gpus``, from a flag, a variable or a file.
+        command: the user's command, masked and quoted for a shell.
         options: the words before ``--``.
     """
 
@@ -37,7 +34,7 @@ class Invocation:
     def line(
         self, *, gpus: str | None = None, command: str | None = None, wait: str | None = None
     ) -> str:
-        """Return it to paste, with all its other options; what is None stays as it is."""
+        """Return the call as a line to paste, with some values replaced; None keeps a value."""
         words = _with_value(self.options, "--gpus", self.gpus if gpus is None else gpus)
         if wait is not None:
             words = _with_value(words, "--wait", wait, behind="--gpus")
@@ -50,8 +47,9 @@ class Invocation:
 def _with_value(
     words: Sequence[str], name: str, value: str, *, behind: str | None = None
 ) -> tuple[str, ...]:
-    """Return options with one value of an option, at the place of the first that it had, else first
-    of all or behind another one.
+    """Return options in which one option has exactly one value.
+
+    The option keeps its first position. A new option goes first, or after the option ``behind``.
     """
     kept: list[str] = []
     at: int | None = None
@@ -76,25 +74,26 @@ def _ends(words: Sequence[str], name: str | None) -> Iterator[int]:
 _HOUR_S = 3600
 
 
-def judged(place: DeviceSlot, need: DeviceNeed, count: int, gpus: int) -> DeviceSlot:
-    """Return a place with why this command cannot be given it, where it cannot.
+def check_device(place: DeviceSlot, need: DeviceNeed, count: int, gpus: int) -> DeviceSlot:
+    """Return a device, with the reason if this command cannot use it.
 
     Args:
-        place: the place.
+        place: the device.
         need: what the command needs.
-        count: how many places it is to get.
-        gpus: how many GPUs the machine has.
+        count: the number of devices that the command gets.
+        gpus: the number of GPUs in the machine.
     """
     if place.cannot is not None or place.instance is None:
         return place
     if place.uuid is None:
-        return replace(place, cannot="the driver does not tell its UUID, and it has no other name")
+        return replace(
+            place, cannot="the driver does not report its UUID, and an instance has no other name"
+        )
     if count > 1:
         return replace(
             place,
             cannot=(
-                "CUDA shows a program one instance of a divided GPU (MIG), and several are asked "
-                "for"
+                "CUDA shows a program only one MIG instance, but the command needs several devices"
             ),
         )
     if not need.visible.takes_instance(place.instance, gpus):
@@ -113,7 +112,7 @@ def too_few_asked(
     else:
         given = ",".join(asked.named)
     return UsageError(
-        f"the command's own flags need {need.devices} devices, and --gpus gives {given}",
+        f"the command's own flags need {need.devices} devices, but --gpus gives {given}",
         hint=own.line(gpus="auto"),
     )
 
@@ -126,7 +125,7 @@ def fits_nowhere(
     asked: DeviceRequest,
     own: Invocation,
 ) -> PlacementError:
-    """Return the error for a command that would start on no device, whoever left it."""
+    """Return the error for a command that would not start on any device, even an empty one."""
     usable = [place for place in candidates if place.cannot is None]
     if hides:
         hidden = f" ({hides})"
@@ -137,7 +136,7 @@ def fits_nowhere(
             f"; {place.shown}: {place.cannot}" for place in candidates if place.cannot is not None
         )
         return PlacementError(
-            f"{_devices(count)} needed, {len(usable)} can be used{hidden}{why}",
+            f"{_devices(count)} needed, but only {len(usable)} can be used{hidden}{why}",
             hint=_over_fewer(need, usable, own),
         )
     largest = max(usable, key=lambda place: place.total_bytes or 0)
@@ -145,24 +144,22 @@ def fits_nowhere(
     plan = need.plan_on(largest)
     if plan is None or need.start is None:
         return PlacementError(
-            f"it can be given no device{hidden}: {largest.shown}: {reason}", hint="oomguard gpus"
+            f"no device is suitable{hidden}: {largest.shown}: {reason}", hint="oomguard gpus"
         )
     takes = (
-        f"it takes {_least(plan.budget)} of "
-        f"{'a device' if count == 1 else f'each of {count} devices'} at least"
+        f"it needs at least {_least(plan.budget)} of "
+        f"{'a device' if count == 1 else f'each of {count} devices'}"
     )
     largest_of = f"the largest{' that --gpus names' if asked.named else ''}"
     has = f"{largest.shown}, {largest_of}, has {format_gib(largest.total_bytes or 0)}"
-    what = f"it fits on no device{hidden}: {takes}, and {has}: {reason}"
+    what = f"the command fits on no device{hidden}: {takes}, but {has}: {reason}"
     if plan.changes:
         return PlacementError(what, hint=own.line(command=need.start.changed(plan)))
     return PlacementError(what, hint=_otherwise(need.start, plan.needed, largest, len(usable), own))
 
 
 def _least(budget: StartBudget) -> str:
-    """Return what the fullest device holds with the smallest KV cache under which the engine
-    starts.
-    """
+    """Return the memory of the fullest device with the smallest sufficient KV cache."""
     return format_gib(
         max(
             stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes
@@ -174,33 +171,33 @@ def _least(budget: StartBudget) -> str:
 def _otherwise(
     start: CommandStart, needed: Needed | None, largest: DeviceSlot, usable: int, own: Invocation
 ) -> str:
-    """Return what would help where no setting does: more devices for the model, or a larger one."""
+    """Return what would help if no setting does: more devices, or a larger one."""
     if needed is None:
-        return "nothing that was tried would do"
+        return "oomguard found no change that helps"
     ranks = needed.tensor_parallel_size
     texts = []
     if ranks is not None and ranks <= usable:
         return own.line(gpus="auto", command=start.changed(start.over(ranks, _memory(largest))))
     if ranks is not None:
-        texts.append(f"over {ranks} devices of this size it would fit ({usable} can be used here)")
+        texts.append(f"it would fit on {ranks} devices of this size ({usable} usable here)")
     if needed.gpu_total_bytes is not None:
-        texts.append(f"on one of {format_gib(needed.gpu_total_bytes)} it would fit")
+        texts.append(f"it would fit on a device of {format_gib(needed.gpu_total_bytes)}")
     if needed.without_images:
-        texts.append("without images in its prompts it would fit")
+        texts.append("it would fit without images in its prompts")
     return (
-        "; ".join(texts)
-        or "no setting, number of devices or size of device that was tried would do"
+        "; ".join(texts) or "oomguard found no setting, number of devices or device size that helps"
     )
 
 
 def _over_fewer(need: DeviceNeed, usable: Sequence[DeviceSlot], own: Invocation) -> str:
-    """Return the command over as many devices as there are, where it would start so."""
+    """Return the command for the available number of devices, if it would start there."""
     start = need.start
     if start is None or not usable or need.devices != start.asked.settings.tensor_parallel_size:
         return "oomguard gpus"
     smallest = min(usable, key=lambda place: place.total_bytes or 0)
     for ranks in (ranks for ranks in range(len(usable), 0, -1) if need.devices % ranks == 0):
-        with contextlib.suppress(UsageError):  # heads that do not divide so
+        # the attention heads are not divisible by this number
+        with contextlib.suppress(UsageError):
             plan = start.over(ranks, _memory(smallest))
             if plan.fits or plan.changes:
                 return own.line(gpus="auto", command=start.changed(plan))
@@ -212,39 +209,41 @@ def _memory(place: DeviceSlot) -> TargetDevice:
 
 
 def no_place_now(
-    need: DeviceNeed, now: Now, count: int, waited_s: float | None, again: str
+    need: DeviceNeed, now: DeviceAvailability, count: int, waited_s: float | None, again: str
 ) -> PlacementError:
-    """Return the error for a command whose devices others have; ``again`` is the line to paste that
-    waits for them.
+    """Return the error for a command whose devices are in use.
+
+    ``again`` is the line to paste that waits for them.
     """
     if waited_s is None:
         waited = ""
     else:
-        waited = f", also after {waited_s:.0f} s"
+        waited = f"; waited {waited_s:.0f} s"
     if waited_s is None:
         hint = again
     else:
-        hint = "wait longer, or look who has them: oomguard gpus"
+        hint = "wait longer, or see who uses them: oomguard gpus"
     return PlacementError(
-        f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows(need, now)}",
+        f"{_devices(count)} needed, but only {len(now.open)} free now{waited}: "
+        f"{reasons_by_device(need, now)}",
         hint=hint,
         is_for_now=True,
     )
 
 
-def rows(need: DeviceNeed, now: Now) -> str:
-    """Return of each place that may be taken why it is not."""
+def reasons_by_device(need: DeviceNeed, now: DeviceAvailability) -> str:
+    """Return the reason for each candidate device why the command does not get it."""
     why = [f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates]
-    return "; ".join(why) or now.hides or "none is there"
+    return "; ".join(why) or now.hides or "there is no device"
 
 
-def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: Now) -> str:
+def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: DeviceAvailability) -> str:
     if place.cannot is not None:
         return place.cannot
     if place.key in now.leased:
         return now.leased[place.key]
     if place.key in now.kept:
-        return "kept for a start that waits already"
+        return "reserved for a start that waited longer"
     if place in now.usable:
         return "free"
     never = need.on(place, emptied=True)
@@ -255,17 +254,16 @@ def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: Now) -> str:
         for pid, size in (place.used_bytes_by_pid or {}).items()
     )
     reason = need.on(place).reason
-    if (
-        need.start is not None and place.free_bytes is not None
-    ):  # what the engine's own context takes is no longer free at its start
-        reason = f"{reason} once its own context is there ({place.room} before)"
-    return f"{reason}; held by {users or 'processes that are not told'}"
+    if need.start is not None and place.free_bytes is not None:
+        # The engine's own CUDA context takes memory before the engine checks what is free.
+        reason = f"{reason} after the engine's own CUDA context is loaded ({place.room} before)"
+    return f"{reason}; used by {users or 'processes that are not visible'}"
 
 
 def lease_in_words(lease: Lease) -> str:
-    """Return who holds a lease, in words."""
+    """Return the holder of a lease as text."""
     if lease.pid is None:
-        who = "somebody"
+        who = "another process"
     else:
         who = f"pid {lease.pid}"
     if lease.command:
@@ -276,7 +274,9 @@ def lease_in_words(lease: Lease) -> str:
         since = ""
     else:
         since = f" for {_duration(max(0.0, time.time() - lease.since_s))}"
-    until = {"start": ", until it has started", "job": ", until it ends"}.get(lease.until or "", "")
+    until = {"start": ", until its engine has started", "job": ", until it ends"}.get(
+        lease.until or "", ""
+    )
     return f"leased by {who}{what}{since}{until}"
 
 

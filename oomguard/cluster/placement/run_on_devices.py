@@ -1,6 +1,4 @@
-"""A run whose attempts are placed: each gets devices with room for it, and holds their leases until
-it has started or ended.
-"""
+"""Run attempts on devices with enough room, and hold their leases."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from typing import Final, Literal
 from oomguard.analyst.effective_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
 from oomguard.cluster.placement.devices import VISIBLE
-from oomguard.cluster.placement.need import DeviceNeed, Taken, need_of
+from oomguard.cluster.placement.need import AssignedDevices, DeviceNeed, need_of
 from oomguard.cluster.placement.placer import Placer
 from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
@@ -30,62 +28,58 @@ from oomguard.engines.devices import started_words
 from oomguard.engines.registry import launcher_of
 from oomguard.engines.unwrap_command import inner_commands
 
-# Whether variables that are set around a command reach the program that it runs in the end.
-
-# What starts the program elsewhere, with variables of its own.
+# Programs that start a command elsewhere, with other variables.
 _ELSEWHERE: Final = {
     **dict.fromkeys(
         ("docker", "podman", "nerdctl"),
-        "name the devices to it (docker run --gpus '\"device=UUID\"'), or run oomguard inside",
+        "name the devices to the container (docker run --gpus '\"device=UUID\"'), or run oomguard "
+        "inside it",
     ),
-    "ssh": "its devices are another machine's: run oomguard there "
+    "ssh": "it uses the devices of another machine. Run oomguard there "
     "(ssh HOST oomguard run --gpus auto -- …)",
-    "kubectl": "its devices are those of the pod: run oomguard inside",
+    "kubectl": "it uses the devices of the pod. Run oomguard inside the pod",
 }
 
 
 def refuse_own_variable(argv: Sequence[str], own: Invocation) -> None:
-    """Raise UsageError where the command sets CUDA_VISIBLE_DEVICES by itself, over whatever is set
-    around it.
+    """Raise UsageError if the command sets CUDA_VISIBLE_DEVICES itself.
+
+    Its own value would override the devices that oomguard chose.
     """
     for inner in inner_commands(argv):
         value = inner.variables.get(VISIBLE)
         if value is not None:
             raise UsageError(
-                f"the command sets {VISIBLE}={value} itself, over any device that it is given",
+                f"the command sets {VISIBLE}={value} itself, which would override the devices of "
+                "--gpus",
                 hint=(
-                    "leave it out there; as a limit it stands in front: "
+                    "remove it from the command; to limit the choice, put it in front: "
                     f"{VISIBLE}={shlex.quote(value)} {own.line(command='…')}"
                 ),
             )
 
 
 def why_not_reached(argv: Sequence[str]) -> str | None:
-    """Return why the variables do not reach the program, None where they do as far as
-    can be told.
-    """
+    """Return why the variables do not reach the program, or None if they seem to."""
     name = PurePath(argv[0]).name
     if name in _ELSEWHERE:
-        return f"{name} hands no variable on: {_ELSEWHERE[name]}"
+        return f"{name} does not pass on variables: {_ELSEWHERE[name]}"
     if any(inner.has_no_others for inner in inner_commands(argv)):
-        return "a wrapper in the command takes the inherited variables away"
+        return "a wrapper in the command removes inherited variables"
     return None
 
-
-# Look for words in what a command prints while it runs, beside the copying: a thread reads the
-# copy, and waits in between.
 
 POLL_S: Final = 0.25
 
 
-class LiveWords:
-    """Calls ``then`` once the words have stood in the output so many times.
+class OutputWatcher:
+    """Watch a command's output in a thread until some words have appeared often enough.
 
     Args:
-        recording: what is printed.
-        words: what is looked for.
-        times: how often it has to stand there.
-        then: called once, in the thread.
+        recording: the output.
+        words: the words to find.
+        times: how often they must appear.
+        then: the function to call once, in the thread.
     """
 
     def __init__(
@@ -103,7 +97,7 @@ class LiveWords:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
         self._thread.join()
 
@@ -116,7 +110,7 @@ class LiveWords:
             new, self._place = self._recording.new_since(self._place)
             text = self._seam + new
             self._left -= text.count(self._words)
-            # What is left of the end is shorter than the words, so nothing is counted twice.
+            # The rest is shorter than the words, so no occurrence is counted twice.
             self._seam = text[max(0, len(text) - len(self._words) + 1) :]
             if self._left <= 0:
                 self._then()
@@ -124,21 +118,21 @@ class LiveWords:
 
 
 _NEIGHBOUR: Final = "colocated_process"
-# What an engine says before it has taken anything.
+# An engine reports these before it has taken any memory.
 _CAME_SINCE: Final = ("startup_free_memory_below_utilization", "utilization_too_high")
-# An attempt after the first is a part of a job that has begun: where others have every device it
-# waits, though nobody asked, but not long.
+# A later attempt belongs to a job that has begun. If other processes hold every device, it waits
+# this long even without --wait.
 RELAUNCH_WAIT_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class OnDevices:
-    """Places the attempts of one run; ``Placing`` says what it is asked.
+class RunPlacement:
+    """Place the attempts of one run; implements ``DeviceAssignment``.
 
     Attributes:
-        placer: finds places and takes their leases.
-        until: what ends a lease: the engine's start, where its log tells it, or the end of the job.
-        wait_s: how long to wait for a device at most; None: not at all.
+        placer: finds and leases devices.
+        until: when leases end: ``start`` if the log shows the engine's start, or ``job``.
+        wait_s: the longest wait for a device in seconds. None: do not wait.
         pinned: whether the user forbids another device.
     """
 
@@ -146,15 +140,15 @@ class OnDevices:
     until: Literal["start", "job"]
     wait_s: float | None
     pinned: bool = False
-    _taken: Taken | None = field(init=False, default=None)
-    _next: Taken | None = field(init=False, default=None)
+    _taken: AssignedDevices | None = field(init=False, default=None)
+    _next: AssignedDevices | None = field(init=False, default=None)
     _needs: dict[tuple[str, ...], DeviceNeed] = field(init=False, default_factory=dict)
     _argv: tuple[str, ...] = field(init=False, default=())
     _had_taken_nothing: bool = field(init=False, default=False)
     _left: set[str] = field(init=False, default_factory=set)
 
     def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:
-        """Return the launch with its devices in its variables, their leases taken."""
+        """Return the launch with leased devices in its variables."""
         refuse_own_variable(launch.argv, self.placer.own)
         need = self._need(launch)
         if self._next is not None:
@@ -177,17 +171,17 @@ class OnDevices:
                 again = partial(self.placer.again, wait_s=min(wait_s, left_s), stays=self.pinned)
                 self._taken = again(self._taken, need, stopped)
         self._argv = launch.argv
-        if self._taken is None:  # the user stopped the wait: nothing is started
+        if self._taken is None:  # the user stopped the wait, so nothing starts
             return launch
         if self._taken.env:
             if (reason := why_not_reached(launch.argv)) is not None:
-                get_logger().warning("the devices do not reach the program", reason=reason)
+                get_logger().warning("the chosen devices do not reach the program", reason=reason)
             get_logger().info("placed", on=self._taken.shown, **self._taken.env)
         return replace(launch, env={**launch.env, **self._taken.env})
 
     @contextmanager
     def watching(self, recording: LiveOutput) -> Iterator[None]:
-        """Give the leases back once the engine has told that it has taken its memory."""
+        """Release the leases when the log shows that the engine has taken its memory."""
         if self.until == "start":
             words = started_words(launcher_of(Launch(self._argv)).NAME)
         else:
@@ -196,15 +190,16 @@ class OnDevices:
         if words is None or need is None or not need.tells_start:
             yield
             return
-        live = LiveWords(recording, words.encode(), need.engines, self._release)
+        live = OutputWatcher(recording, words.encode(), need.engines, self._release)
         try:
             yield
         finally:
             live.stop()
 
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with a move as the first remedy where a neighbour is the cause and
-        another place has room.
+        """Return the diagnosis with a move to another device as its first patch.
+
+        That applies only if another process is the cause and another device has room.
         """
         incident = diagnosis.first_cause
         self._had_taken_nothing = incident is not None and incident.kind == _CAME_SINCE[0]
@@ -229,8 +224,9 @@ class OnDevices:
         )
 
     def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
-        """Wait for room where a neighbour is the cause, nothing else has room, and ``--wait`` was
-        asked for.
+        """Wait for memory if another process is the cause and no other device has room.
+
+        Without ``--wait``, return the incident at once.
         """
         if (
             self._next is not None
@@ -240,7 +236,7 @@ class OnDevices:
         ):
             return incident
         began_s = time.monotonic()
-        self._release()  # whoever takes its turn now is before us
+        self._release()  # a start that waits goes first
         try:
             self._next = self.placer.take(
                 self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s)
@@ -256,9 +252,7 @@ class OnDevices:
         )
 
     def devices(self) -> frozenset[int] | None:
-        """Return the GPUs of the attempt that is next; none where all that they lack is a
-        neighbour's.
-        """
+        """Return the GPUs of the next attempt; empty if only another process blocks them."""
         taken = self._next or self._taken
         if taken is None or not taken.env:
             return None
@@ -273,11 +267,11 @@ class OnDevices:
         if self._taken is None or not self._taken.env or incident is None or not incident.causes:
             return False
         cause = incident.causes[0].id
-        # It was placed where its plan fitted into what was free: somebody has come since.
+        # The plan fitted into the free memory earlier, so another process has started since.
         planned = self._needs[self._argv].start is not None
         return cause == _NEIGHBOUR or (planned and (incident.kind, cause) == _CAME_SINCE)
 
-    def _with_device(self, incident: Incident, taken: Taken, reason: str) -> Incident:
+    def _with_device(self, incident: Incident, taken: AssignedDevices, reason: str) -> Incident:
         old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
         patch = Patch(
             DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)
@@ -298,13 +292,13 @@ class OnDevices:
 
 @contextmanager
 def _naming_the_deadline(wait_s: float | None, left_s: float) -> Iterator[None]:
-    """Say of a wait that was in vain that it was the deadline which ended it, where it was."""
+    """Mention the deadline in the error if the deadline cut the wait short."""
     try:
         yield
     except PlacementError as error:
         if wait_s is None or wait_s <= left_s or not error.is_for_now:
             raise
-        hint = "a later --deadline, or look who has them: oomguard gpus"
+        hint = "set a later --deadline, or see who uses them: oomguard gpus"
         raise PlacementError(
-            f"{error}; the deadline permits no longer wait", hint=hint, is_for_now=True
+            f"{error}; the deadline allows no longer wait", hint=hint, is_for_now=True
         ) from None

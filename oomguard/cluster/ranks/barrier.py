@@ -1,9 +1,9 @@
-"""The ranks of one job meet: whose document is of this job, and which rank is lost.
+"""Let the ranks of one job meet: verify whose messages belong to this job, and detect lost ranks.
 
-A folder may hold documents of an earlier job, and a rank may come late. Rank 0 lists the nonce that
-each rank shows; a rank that finds its own there knows that rank 0's document is of now, and answers
-with rank 0's nonce; a rank that has answered is met. All others are believed only as far as rank 0
-has met them.
+The folder may hold messages of an earlier job, and a rank may come late. So each rank shows a
+random nonce. Rank 0 lists the nonces that it read. A rank that finds its own nonce in the list
+knows that rank 0's message is current, and answers with rank 0's nonce. Rank 0 has then met that
+rank. The other ranks trust each other only after rank 0 has met them.
 """
 
 from __future__ import annotations
@@ -15,72 +15,83 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.cluster.ranks import clock
-from oomguard.cluster.ranks.messages import Folder, Said, said
-from oomguard.cluster.ranks.rank_lock import Claim, ContestedError
+from oomguard.cluster.ranks.messages import MessageFolder, RankMessage, parse_message
+from oomguard.cluster.ranks.rank_lock import ContestedError, RankLock
 
 LEADER: Final = 0
-# A rank of another host whose document has not changed for so long is silent.
+# A rank on another host is silent if its message has not changed for this long.
 BEAT_S: Final = 5.0
 SILENT_S: Final = 6 * BEAT_S
 
 
-class Meeting:
-    """What this rank says, and what the others do.
+class RankBarrier:
+    """Exchange messages with the other ranks.
 
     Args:
-        folder: where the documents lie.
-        rank: this one.
-        size: how many there are.
-        claim: this rank's, None where it has none.
+        folder: the folder of messages.
+        rank: the number of this rank.
+        size: the number of ranks.
+        claim: the lock of this rank, or None if it holds none.
     """
 
-    def __init__(self, folder: Folder, rank: int, size: int, claim: Claim | None = None) -> None:
+    def __init__(
+        self, folder: MessageFolder, rank: int, size: int, claim: RankLock | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
         self._folder = folder
         self._claim = claim
         self._lock = threading.Lock()
-        self._own = Said(rank, uuid.uuid4().hex, host=clock.host(), pid=clock.own_pid())
+        self._own = RankMessage(
+            rank, uuid.uuid4().hex, host=clock.host_identity(), pid=clock.own_pid()
+        )
         self._written_s = self._beaten_s = 0.0
         self._first_written_s: float | None = None
         self._heard: dict[str, tuple[str, float]] = {}
         self._beats: dict[int, tuple[tuple[str, int], float]] = {}
-        self._others: dict[int, Said] = {}
+        self._others: dict[int, RankMessage] = {}
 
     @property
-    def own(self) -> Said:
-        """This rank's document."""
+    def own(self) -> RankMessage:
+        """The message of this rank."""
         return self._own
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank decides."""
+        """Whether this rank decides for all."""
         return self.rank == LEADER
 
-    def say(self, **changes: Any) -> None:
-        """Change this rank's document. Raises OSError where it cannot be written."""
+    def update(self, **changes: Any) -> None:
+        """Change some fields of this rank's message.
+
+        Raises:
+            OSError: the message cannot be written.
+        """
         with self._lock:
             self._say(**changes)
 
-    def look(self) -> dict[int, Said]:
-        """Read the others, and return the documents that are of this job, by rank, with this rank's
-        own.
+    def look(self) -> dict[int, RankMessage]:
+        """Read the messages, and return those that belong to this job, by rank.
 
         Raises:
-            ContestedError: nobody knows which they are.
-            OSError: they cannot be read, or this rank's cannot be written.
+            ContestedError: another job uses the same folder.
+            OSError: a message cannot be read, or this rank's message cannot be written.
         """
         if self._claim is not None and (why := self._claim.contested()) is not None:
             raise ContestedError(why)
         with self._lock:
             texts = self._folder.read()
-            has_left = self._own.state == "left"  # then the last rank may remove it
+            # without its lock, the last rank may remove the folder
+            has_left = self._own.state == "left"
             is_there = self._own.to_text() == texts.pop(self.rank, None)
             if self._first_written_s is not None and not is_there and not has_left:
-                self._folder.write(
-                    self.rank, self._own.to_text()
-                )  # an earlier job's last rank removed it
-            found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
+                # The last rank of an earlier job removed it.
+                self._folder.write(self.rank, self._own.to_text())
+            found = {
+                rank: doc
+                for rank, text in texts.items()
+                if (doc := parse_message(text)) is not None
+            }
             others = {
                 rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank
             }
@@ -100,9 +111,7 @@ class Meeting:
             return {**valid, self.rank: self._own}
 
     def lost(self) -> set[int]:
-        """Return the ranks whose process is gone for certain: it was on this host. One that said
-        that it leaves is not lost.
-        """
+        """Return the ranks on this host whose process has died without leaving first."""
         ids = self._own.host[0]
         return {
             rank
@@ -114,9 +123,7 @@ class Meeting:
         }
 
     def silent(self) -> set[int]:
-        """Return the ranks whose document has not changed for long, or that were not met for as
-        long.
-        """
+        """Return the ranks that were not met, or did not change their message, for long."""
         now_s = clock.now_s()
         quiet = {rank for rank, (_, at_s) in self._beats.items() if now_s - at_s > SILENT_S}
         met = {
@@ -125,7 +132,7 @@ class Meeting:
         return met | (self.missing() if self.age_s() > SILENT_S else set())
 
     def age_s(self) -> float:
-        """Return how long ago this rank first said anything."""
+        """Return the seconds since this rank wrote its first message."""
         if self._first_written_s is None:
             return 0.0
         return clock.now_s() - self._first_written_s
@@ -135,19 +142,20 @@ class Meeting:
         return set(range(self.size)) - {self.rank} - set(self._others)
 
     def leave(self) -> None:
-        """Say that this rank has nothing more to do with the job."""
+        """Announce that this rank leaves the job."""
         with contextlib.suppress(OSError):
-            self.say(state="left")
+            self.update(state="left")
 
     def withdraw(self) -> None:
-        """Take this rank's document back, as it cannot be written any more: who reads it late would
-        think that its process was killed.
+        """Remove this rank's message if it can no longer be written.
+
+        A late reader of the old message would think that the process was killed.
         """
         with contextlib.suppress(OSError):
             self._folder.withdraw(self.rank)
 
     def tidy(self) -> None:
-        """Remove the folder where this is the last rank that sees it."""
+        """Remove the folder if this is the last rank that uses it."""
         with contextlib.suppress(OSError):
             docs = self.look()
             here = self._folder.written_here()
@@ -163,7 +171,7 @@ class Meeting:
             self._first_written_s = self._first_written_s or self._written_s
             self._folder.write(self.rank, changed.to_text())
 
-    def _as_leader(self, others: dict[int, Said]) -> dict[int, Said]:
+    def _as_leader(self, others: dict[int, RankMessage]) -> dict[int, RankMessage]:
         for rank, doc in others.items():
             if self._heard.get(str(rank), ("", 0.0))[0] != doc.nonce:
                 self._heard[str(rank)] = doc.nonce, clock.now_s()
@@ -174,7 +182,7 @@ class Meeting:
         )
         return valid
 
-    def _as_follower(self, others: dict[int, Said]) -> dict[int, Said]:
+    def _as_follower(self, others: dict[int, RankMessage]) -> dict[int, RankMessage]:
         leader = others.get(LEADER)
         if leader is None or self._first_written_s is None:
             return {}
@@ -182,7 +190,7 @@ class Meeting:
         if own_nonce != self._own.nonce:
             return {}
         if self._own.of_leader != leader.nonce:
-            at = clock.offset(
+            at = clock.clock_offset(
                 self._own.host, leader.host, self._first_written_s, seen_s, clock.now_s()
             )
             self._say(of_leader=leader.nonce, offset_s=at.offset_s, slack_s=at.slack_s)

@@ -1,5 +1,6 @@
-"""This process as one rank of a job, for ``oomguard run``: it watches the others while its command
-runs, and agrees with them after.
+"""Coordinate one rank of a job for ``oomguard run``.
+
+The rank watches the others while its command runs, and agrees with them on the next attempt.
 """
 
 from __future__ import annotations
@@ -13,64 +14,64 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.coordination import AttemptReport, Verdict
 from oomguard.analyst.outcome import TerminationReason
-from oomguard.cluster.ranks.barrier import LEADER, Meeting
-from oomguard.cluster.ranks.clock import Offset
+from oomguard.cluster.ranks.barrier import LEADER, RankBarrier
+from oomguard.cluster.ranks.clock import ClockOffset
 from oomguard.cluster.ranks.decision import absent_in_words, decide, ranks_in_words
 from oomguard.cluster.ranks.launcher import starts_once
-from oomguard.cluster.ranks.messages import Decision, Folder, How, RankEnd, Said
-from oomguard.cluster.ranks.rank_lock import Claim
+from oomguard.cluster.ranks.messages import Decision, How, MessageFolder, RankEnd, RankMessage
+from oomguard.cluster.ranks.rank_lock import RankLock
 from oomguard.cluster.ranks.rendezvous import Rendezvous
-from oomguard.cluster.ranks.watch_ranks import RankMonitor, calling
+from oomguard.cluster.ranks.watch_ranks import RankMonitor, find_failed_peer
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import status_in_words
 from oomguard.diagnosis.diagnose import replanned
 from oomguard.engines.command import Launch
 from oomguard.journal.codec import incident_of, patch_of
+from oomguard.report.json import stored_incident
 
 if TYPE_CHECKING:
-    from oomguard.cluster.ranks.mirror import Mirror
+    from oomguard.cluster.ranks.mirror import StoreMirror
 
 
-# After an attempt: all ranks say how it ended, rank 0 decides for all, and all start again or none.
-#
-# No rank waits longer than the deadline after the first failure. A rank that has not said by then
-# how its attempt ended is silent, and with a silent rank none starts again: it would wait in its
-# first collective for one that does not come. Where rank 0 itself is silent, each rank ends by
-# itself; only rank 0 ever decides to start again, so two can never decide differently.
+# After an attempt each rank reports its result. Rank 0 decides, and either all ranks restart or
+# none does. No rank waits longer than the deadline after the first failure. If a rank has not
+# reported by then, no rank restarts, because its first collective would wait for the silent rank.
+# If rank 0 is silent, each rank ends. Only rank 0 ever decides to restart, so two decisions cannot
+# differ.
 
-# After the first failure, so long for all ranks to say how they ended.
+# Time for all ranks to report their result after the first failure.
 DEFAULT_TIMEOUT_S: Final = 30.0
-# Rank 0 decides so much earlier, that the others have its decision in time.
+# Rank 0 decides this much before the deadline, so that the others get its decision in time.
 _LEADER_RATIO: Final = 5 / 6
-# A failure of something else than memory, which another rank's memory failure may have led to.
+# A failure that is not an out-of-memory, but may follow another rank's out-of-memory.
 _OTHER_S: Final = 5.0
-# Ranks that start together have met by then.
+# Ranks that start together have met after this time.
 _MET_S: Final = 10.0
 _PAUSE_S: Final = 0.1
-# A thousand ranks that read one another are a load for the folder.
+# A thousand ranks that read each other's messages put load on the folder.
 _RANKS_A_PAUSE: Final = 512
-# Rank 0's documents may go with it: so long it waits until the others have read the last one.
+# Rank 0's messages may vanish with it, so it waits this long for the others to read the last one.
 _LEAVE_S: Final = 3.0
-# It reports, and may put the job back into its queue.
+# Rank 0 reports the run, and may requeue the job.
 _LEADER_TELLS_S: Final = 10.0
 
 
-class Round:
-    """The ranks agree on one attempt.
+class AgreementRound:
+    """Agree with the other ranks on the end of one attempt.
 
     Args:
-        meeting: the ranks.
-        own: how this rank's attempt ended.
-        timeout_s: the deadline.
-        stopped: whether the user asked to stop.
-        variables: returns what every rank's command gets in its environment where they start again;
-            of rank 0.
+        meeting: the messages of the ranks.
+        own: the result of this rank's attempt.
+        timeout_s: the deadline in seconds.
+        stopped: returns whether the user stopped the run.
+        variables: returns the environment variables of every rank's next attempt; only rank 0 uses
+            it.
     """
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: RankBarrier,
         own: RankEnd,
         timeout_s: float,
         stopped: Callable[[], bool],
@@ -85,10 +86,12 @@ class Round:
         self._called_s: float | None = None
 
     def decision(self) -> Decision | None:
-        """Return what all do; None after a stop. Raises OSError where this rank cannot say how its
-        attempt ended.
+        """Return the decision for all ranks, or None after a stop.
+
+        Raises:
+            OSError: this rank cannot report its result.
         """
-        self._meeting.say(number=self._own.number, state="ended", end=self._own)
+        self._meeting.update(number=self._own.number, state="ended", end=self._own)
         while not self._stopped():
             docs = self._meeting.look()
             leader = docs.get(LEADER)
@@ -98,7 +101,7 @@ class Round:
                 and leader.decision.number == self._own.number
             ):
                 return leader.decision
-            if self._called_s is None and calling(docs, self._own.number) is not None:
+            if self._called_s is None and find_failed_peer(docs, self._own.number) is not None:
                 self._called_s = time.monotonic()
             if self._meeting.is_leader:
                 decision = self._of_leader(docs)
@@ -106,17 +109,16 @@ class Round:
                 decision = self._without_leader(docs)
             if decision is not None:
                 if self._meeting.is_leader:
-                    self._meeting.say(decision=decision)
+                    self._meeting.update(decision=decision)
                 return decision
             time.sleep(max(_PAUSE_S, self._meeting.size / _RANKS_A_PAUSE))
         return None
 
-    def _of_leader(self, docs: dict[int, Said]) -> Decision | None:
-        ends = ends_of(docs, self._own.number)
+    def _of_leader(self, docs: dict[int, RankMessage]) -> Decision | None:
+        ends = reported_ends(docs, self._own.number)
         waited_for = set(range(self._meeting.size)) - set(ends)
-        left = {
-            rank for rank, doc in docs.items() if doc.state == "left"
-        }  # without saying how it ended
+        # These ranks left without reporting their result.
+        left = {rank for rank, doc in docs.items() if doc.state == "left"}
         gone = (self._meeting.lost() | left) & waited_for
         silent = gone or self._overdue(waited_for, _LEADER_RATIO)
         if waited_for and silent is None:
@@ -132,26 +134,28 @@ class Round:
             variables=variables,
         )
 
-    def _without_leader(self, docs: dict[int, Said]) -> Decision | None:
-        """Return that none starts again, where rank 0 does not decide."""
+    def _without_leader(self, docs: dict[int, RankMessage]) -> Decision | None:
+        """Return the decision that no rank restarts, because rank 0 does not decide."""
         leader = docs.get(LEADER)
         has_left = leader is not None and leader.state == "left"
         if has_left:
             gone = {LEADER}
         else:
             gone = {LEADER} & self._meeting.lost()
-        ends = ends_of(docs, self._own.number)
+        ends = reported_ends(docs, self._own.number)
         silent: set[int] | None = gone or self._overdue({LEADER}, 1.0)
         if silent is None:
             return None
-        if silent and not gone:  # whom rank 0 has not met, this one has not heard either
+        if silent and not gone:  # this rank knows only the ranks that rank 0 has met
             silent = set(range(self._meeting.size)) - set(ends)
         offsets = {rank: _offset(docs[rank]) for rank in ends}
         return decide(self._own.number, ends, offsets, silent=silent, gone=self._meeting.lost())
 
     def _overdue(self, waited_for: set[int], ratio: float) -> set[int] | None:
-        """Return which of these ranks are not waited for any longer; None where they are; empty
-        where nobody has to be blamed.
+        """Return which of these ranks are overdue.
+
+        None means that this rank still waits. An empty set means that the wait is over, but no rank
+        is to blame.
         """
         now_s = time.monotonic()
         if self._called_s is not None:
@@ -159,9 +163,8 @@ class Round:
             if is_over or self._met_nobody(self._timeout_s):
                 return waited_for
             return None
-        if (
-            self._own.how == "ran"
-        ):  # the others go on with their work, unless their hosts are gone, or nobody is there
+        if self._own.how == "ran":
+            # The others still work, unless their hosts are gone or no rank ever came.
             is_over = self._met_nobody(_MET_S) or waited_for <= self._meeting.silent()
             if waited_for and is_over:
                 return waited_for
@@ -175,7 +178,7 @@ class Round:
         return None
 
     def _met_nobody(self, within_s: float) -> bool:
-        """Return whether no other rank was met, so long after this one began."""
+        """Return whether this rank met no other rank within a reasonable time."""
         return (
             len(self._meeting.missing()) == self._meeting.size - 1
             and self._meeting.age_s() > within_s
@@ -183,31 +186,41 @@ class Round:
 
 
 def start_together(
-    meeting: Meeting, number: int, timeout_s: float, stopped: Callable[[], bool], *, is_able: bool
+    meeting: RankBarrier,
+    number: int,
+    timeout_s: float,
+    stopped: Callable[[], bool],
+    *,
+    is_able: bool,
 ) -> str | None:
-    """Wait until all ranks can make an attempt; return why none makes it, None where all do. Raises
-    OSError.
+    """Wait until all ranks are ready for an attempt.
 
     Args:
-        meeting: the ranks.
-        number: the attempt.
-        timeout_s: how long this rank waits for the others.
-        stopped: whether the user asked to stop.
-        is_able: whether this rank can make it.
+        meeting: the messages of the ranks.
+        number: the number of the attempt.
+        timeout_s: the longest wait in seconds.
+        stopped: returns whether the user stopped the run.
+        is_able: whether this rank is ready.
+
+    Returns:
+        The reason why no rank starts, or None if all start.
+
+    Raises:
+        OSError: a message cannot be read or written.
     """
     if is_able:
-        meeting.say(number=number, state="ready")
+        meeting.update(number=number, state="ready")
     if is_able:
         why = _why_not_together(meeting, number, timeout_s, stopped)
     else:
-        why = "this rank cannot"
+        why = "this rank is not ready"
     if why is not None:
-        meeting.say(state="left", number=number - 1)
+        meeting.update(state="left", number=number - 1)
     return why
 
 
 def _why_not_together(
-    meeting: Meeting, number: int, timeout_s: float, stopped: Callable[[], bool]
+    meeting: RankBarrier, number: int, timeout_s: float, stopped: Callable[[], bool]
 ) -> str | None:
     began_s = time.monotonic()
     while not stopped():
@@ -221,14 +234,16 @@ def _why_not_together(
         if not waited_for:
             return None
         if time.monotonic() - began_s > timeout_s:
-            return f"{ranks_in_words(waited_for)} did not get ready within {timeout_s:g} s"
+            return f"{ranks_in_words(waited_for)} was not ready within {timeout_s:g} s"
         time.sleep(_PAUSE_S)
     return "stopped"
 
 
-def leave(meeting: Meeting, *, keeps_store: bool) -> None:
-    """Say that this rank leaves; where the others read what it says from a store of its own, wait a
-    moment until they have.
+def leave(meeting: RankBarrier, *, keeps_store: bool) -> None:
+    """Announce that this rank leaves.
+
+    If the others read its messages from a store that this rank keeps, wait until they have read
+    them.
     """
     meeting.leave()
     began_s = time.monotonic()
@@ -238,9 +253,10 @@ def leave(meeting: Meeting, *, keeps_store: bool) -> None:
         time.sleep(_PAUSE_S)
 
 
-def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
-    """Wait a while until rank 0 has left: a launcher may end all ranks with the first one that
-    fails, and rank 0 has to tell why.
+def let_leader_end(meeting: RankBarrier, stopped: Callable[[], bool]) -> None:
+    """Wait a while until rank 0 has left.
+
+    A launcher may end all ranks when the first one fails, and rank 0 must report the reason first.
     """
     began_s = time.monotonic()
     while not meeting.is_leader and not stopped() and time.monotonic() - began_s < _LEADER_TELLS_S:
@@ -250,8 +266,8 @@ def let_leader_end(meeting: Meeting, stopped: Callable[[], bool]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def ends_of(docs: Mapping[int, Said], number: int) -> dict[int, RankEnd]:
-    """Return how the ranks ended an attempt that have said so."""
+def reported_ends(docs: Mapping[int, RankMessage], number: int) -> dict[int, RankEnd]:
+    """Return the results that the ranks have reported for an attempt."""
     return {
         rank: doc.end
         for rank, doc in docs.items()
@@ -259,39 +275,37 @@ def ends_of(docs: Mapping[int, Said], number: int) -> dict[int, RankEnd]:
     }
 
 
-def _offset(doc: Said) -> Offset | None:
+def _offset(doc: RankMessage) -> ClockOffset | None:
     if doc.rank == LEADER:
-        return Offset(0.0, 0.0)
+        return ClockOffset(0.0, 0.0)
     if doc.offset_s is None:
         return None
-    return Offset(doc.offset_s, doc.slack_s)
+    return ClockOffset(doc.offset_s, doc.slack_s)
 
-
-# What is told of a decision: the failure of the rank that failed first, what became of the others,
-# and who was silent.
 
 _HOWS: Final = {
     "memory": "ran out of memory",
-    "secondary": "lost the others",
-    "ended": "ended by oomguard for it",
+    "secondary": "lost the connection to the others",
+    "ended": "ended by oomguard for another rank",
     "stopped": "ended by a signal",
-    "other": "failed of something else",
+    "other": "failed for another reason",
     "ran": "ran",
 }
 
 
-def told(
+def merged_diagnosis(
     decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int
 ) -> Diagnosis:
-    """Return what this rank tells after a decision: one incident, of the rank that failed first,
-    and how each rank ended.
+    """Return the diagnosis that this rank reports after a decision.
+
+    It has one incident, that of the rank that failed first, and the result of each rank.
 
     Args:
-        decision: of rank 0.
-        ends: how each rank ended.
-        own: what this rank's output tells.
-        rank: this one.
-        size: how many ranks there are.
+        decision: the decision of rank 0.
+        ends: the results of the ranks.
+        own: the diagnosis of this rank's output.
+        rank: the number of this rank.
+        size: the number of ranks.
     """
     if all(how == "ran" for how in decision.hows.values()) and not decision.absent:
         return own
@@ -319,19 +333,19 @@ def told(
 
 
 def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
-    """Return the plan of the rank that failed first, with what all ranks change in front: no less
-    is enough for all.
+    """Return the plan of the rank that failed first, starting with the patches that all ranks
+    need.
     """
     of_all = [patch_of(patch) for patch in decision.patches]
-    if len(of_all) > 1:  # none of them is enough alone
+    if len(of_all) > 1:  # one of these patches alone is not enough
         group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
         of_all = [replace(patch, group=group) for patch in of_all]
     named = {patch.setting for patch in of_all}
     return (*of_all, *(patch for patch in own if patch.setting not in named))
 
 
-def record(decision: Decision, size: int) -> dict[str, Any]:
-    """Return a decision as the report has it, and as the journal keeps it with the incident."""
+def decision_record(decision: Decision, size: int) -> dict[str, Any]:
+    """Return a decision as the report and the journal store it."""
     return {
         "size": size,
         "first": decision.first,
@@ -370,7 +384,8 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
             known = ""
         else:
             known = (
-                " (their clocks do not tell the order: it had the least room, or the lowest number)"
+                " (the clocks cannot order the failures; it had the least free memory, or the "
+                "lowest number)"
             )
         notes.append(f"first: rank {decision.first}{known}")
     if decision.absent:
@@ -378,18 +393,17 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# What only an agreement needs is loaded for one: the command starts at once.
+# Import the modules of an agreement only when one is needed, so that the command starts at once.
 
 
-class RankOfAJob:
-    """Agrees with the other ranks (supervise/together.py), and goes along with the attempts
-    (supervise/companions.py).
+class RankCoordinator:
+    """Coordinate one rank; implements the coordinator and the companion of a run.
 
     Args:
-        rendezvous: where the ranks meet.
-        timeout_s: after the first failure, so long for all ranks to say how they ended.
-        end: ends the command; it gets what is set when the attempt is over.
-        claim: of this rank.
+        rendezvous: the place where the ranks meet.
+        timeout_s: time for all ranks to report their result after the first failure, in seconds.
+        end: ends the command. It takes an event that is set when the attempt is over.
+        claim: the lock of this rank.
     """
 
     def __init__(
@@ -397,26 +411,26 @@ class RankOfAJob:
         rendezvous: Rendezvous,
         timeout_s: float,
         end: Callable[[threading.Event], None],
-        claim: Claim,
+        claim: RankLock,
     ) -> None:
         self._rendezvous = rendezvous
         self._timeout_s = timeout_s
         self._end = end
         self._claim = claim
-        self._meeting: Meeting | None = None
-        self._mirror: Mirror | None = None
+        self._meeting: RankBarrier | None = None
+        self._mirror: StoreMirror | None = None
         self._watch: RankMonitor | None = None
         self._ended: TerminationReason | None = None
         self._why_off: str | None = None
         self._ends_badly: Callable[[], bool] | None = None
 
     @property
-    def tells(self) -> bool:
-        """Whether this rank tells of the job, and keeps its journal, while all is well."""
+    def is_reporter(self) -> bool:
+        """Whether this rank reports the job and writes its journal in the normal case."""
         return self._rendezvous.launched.rank == LEADER
 
     def began(self, number: int, launch: Launch, _pid: int | None) -> None:
-        """Meet the others, now that the command has started, and watch them."""
+        """Start to watch the other ranks, after the command has started."""
         self._why_off = self._why_off or self._rendezvous.problem
         if self._why_off is None:
             self._ended = None
@@ -425,12 +439,10 @@ class RankOfAJob:
             )
 
     def ended(self, _attempt: Attempt) -> None:
-        """Hear that an attempt has ended: it is known already."""
+        """Ignore the end of an attempt, which ``agree`` handles."""
 
     def ended_by_us(self) -> TerminationReason | None:
-        """Stop watching; return why the last attempt was ended for another rank, None where it was
-        not.
-        """
+        """Stop watching; return why the last attempt was ended for another rank, or None."""
         watch = self._watch
         self._watch = None
         if watch is not None:
@@ -441,20 +453,20 @@ class RankOfAJob:
         return self._ended
 
     def agree(self, own: AttemptReport, stopped: Callable[[], bool]) -> Verdict:
-        """Return what all ranks do after an attempt."""
+        """Return what all ranks do after an attempt, or None if this rank decides alone."""
 
         self.ended_by_us()
         decision = None
         meeting = self._meeting
-        docs = dict[int, Said]()
+        docs = dict[int, RankMessage]()
         if meeting is not None and self._why_off is None:
             try:
                 if stopped():
-                    meeting.say(number=own.number, state="ended", end=stopped_end(own))
+                    meeting.update(number=own.number, state="ended", end=stopped_end(own))
                     return Verdict(own.diagnosis)
                 end = rank_end(own, self._ended)
                 again = self._rendezvous.again
-                decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
+                decision = AgreementRound(meeting, end, self._timeout_s, stopped, again).decision()
                 docs = meeting.look()
             except OSError as error:
                 self._off(error.strerror or str(error))
@@ -469,9 +481,7 @@ class RankOfAJob:
     def starts_again(
         self, number: int, agreed: Verdict | None, stopped: Callable[[], bool], *, is_able: bool
     ) -> bool:
-        """Wait until all ranks can make an attempt that they agreed on; return whether
-        to make it.
-        """
+        """Wait until all ranks are ready for the next attempt; return whether to start it."""
         if (
             self._meeting is None
             or self._why_off is not None
@@ -486,11 +496,11 @@ class RankOfAJob:
             self._off(error.strerror or str(error))
             return False
         if why is not None and is_able:
-            get_logger().error("not run again: no rank starts without the others", why=why)
+            get_logger().error("not run again: a rank never restarts without the others", why=why)
         return why is None
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the other ranks."""
 
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
@@ -505,17 +515,18 @@ class RankOfAJob:
         self._claim.release()
         if self._meeting is not None and self._why_off is None:
             self._meeting.tidy()
-        elif self._meeting is not None or self._why_off is None:  # else the folder does not answer
+        # otherwise the folder does not answer
+        elif self._meeting is not None or self._why_off is None:
             self._claim.remove_where_last()
 
-    def _met(self, launch: Launch) -> Meeting:
+    def _met(self, launch: Launch) -> RankBarrier:
         own = self._rendezvous.launched
         place = self._rendezvous
-        folder = Folder(place.folder)
+        folder = MessageFolder(place.folder)
         if place.mirrors:
-            from oomguard.cluster.ranks.mirror import Mirror
+            from oomguard.cluster.ranks.mirror import StoreMirror
 
-            self._mirror = Mirror(place, folder, launch.argv)
+            self._mirror = StoreMirror(place, folder, launch.argv)
         if place.store is None:
             where = ""
         else:
@@ -527,83 +538,93 @@ class RankOfAJob:
             launcher=own.launcher,
             meets_in=where or str(place.folder),
         )
-        return Meeting(folder, own.rank, own.size, self._claim)
+        return RankBarrier(folder, own.rank, own.size, self._claim)
 
     def _why_apart(self) -> str | None:
         if self._mirror is None:
             return None
         return self._mirror.why_apart()
 
-    def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: AttemptReport) -> Verdict:
-        from oomguard.cluster.ranks.decision import is_change_left, tell_repeated
+    def _agreed(
+        self, decision: Decision, docs: Mapping[int, RankMessage], own: AttemptReport
+    ) -> Verdict:
+        from oomguard.cluster.ranks.decision import is_change_left, log_repeated_effects
         from oomguard.journal.codec import patch_of
 
         rank = self._rendezvous.launched.rank
         size = self._rendezvous.launched.size
-        is_told = rank == LEADER or LEADER not in docs or LEADER in decision.absent
-        diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
-        if is_told and own.number > 1 and starts_once(own.tail):
+        is_reported = rank == LEADER or LEADER not in docs or LEADER in decision.absent
+        diagnosis = merged_diagnosis(
+            decision, reported_ends(docs, own.number), own.diagnosis, rank, size
+        )
+        if is_reported and own.number > 1 and starts_once(own.tail):
             hint = "put oomguard around the launcher: oomguard run -- mpirun …"
             get_logger().error(
-                "the program cannot start again under its launcher: MPI_Init is let in once",
+                "the program cannot restart under its launcher, which allows MPI_Init only once",
                 hint=hint,
             )
-        if decision.absent and is_told:
+        if decision.absent and is_reported:
             if self._mirror is None:
                 problem = None
             else:
                 problem = self._mirror.problem()
             if problem is None:
-                beside = {}
+                extra = {}
             else:
-                beside = {"mirror": problem}
+                extra = {"mirror": problem}
             if len(docs) < size:
-                beside["hint"] = (
-                    "each rank needs an oomguard run of its own; --rendezvous none has each rank "
+                extra["hint"] = (
+                    "start each rank with its own oomguard run; --rendezvous none runs each rank "
                     "alone"
                 )
             if decision.silent or decision.first is not None:
-                then = ": no rank starts again"
+                then = ": no rank restarts"
             else:
                 then = ""
-            tell = (
-                get_logger().error if decision.silent or rank != LEADER else get_logger().warning
-            )  # others tell errors only
-            tell(f"{absent_in_words(decision)}{then}", **beside)
-        elif decision.why and decision.first is not None and is_told:
-            get_logger().warning(f"no rank starts again: {decision.why}")
-        elif decision.again and is_told:
-            tell_repeated(ends_of(docs, own.number))
+            # The other ranks report only errors.
+            tell = get_logger().error if decision.silent or rank != LEADER else get_logger().warning
+            tell(f"{absent_in_words(decision)}{then}", **extra)
+        elif decision.why and decision.first is not None and is_reported:
+            get_logger().warning(f"no rank restarts: {decision.why}")
+        elif decision.again and is_reported:
+            log_repeated_effects(reported_ends(docs, own.number))
             if (why := self._why_apart()) is not None and len(
                 {doc.host for doc in docs.values()}
             ) == 1:
                 get_logger().warning(
-                    "all ranks are on this host, and meet there without their store", reason=why
+                    "all ranks are on this host and meet there without their store", reason=why
                 )
         patches = tuple(patch_of(patch) for patch in decision.patches)
         again = patches if decision.again else ()
         left = patches if decision.is_exhausted else ()
-        is_left = is_change_left(decision, ends_of(docs, own.number))
+        is_left = is_change_left(decision, reported_ends(docs, own.number))
         return Verdict(
-            diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left
+            diagnosis,
+            again,
+            decision.variables,
+            decision_record(decision, size),
+            is_reported,
+            left,
+            is_left,
         )
 
     def _off(self, why: str) -> None:
         self._why_off = why
-        get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
+        get_logger().error("the ranks cannot meet, so no rank restarts automatically", reason=why)
 
 
 def stopped_end(own: AttemptReport) -> RankEnd:
-    """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not
-    wait for it, nor blame it.
+    """Return the result of an attempt that a signal to this rank's oomguard ended.
+
+    The other ranks then neither wait for it nor blame it.
     """
     return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
 
 
 def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
-    """Return how this rank's attempt ended, as it is told to the others."""
-    from oomguard.cluster.ranks.decision import is_secondary, policy_row, seen_row
-    from oomguard.report.json import patch_dict, stored_incident
+    """Return the result of this rank's attempt in the form that the other ranks read."""
+    from oomguard.cluster.ranks.decision import is_secondary, policy_row, side_effects_row
+    from oomguard.report.json import patch_dict
 
     incident = own.diagnosis.first_cause
     is_oom = incident is not None and incident.is_oom
@@ -623,7 +644,12 @@ def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
     patches = tuple(patch_dict(patch) for patch in own.patches)
     failed_s = own.failed_s if is_oom else None
     did = own.did
-    told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy, did.chosen)
+    effects = (
+        side_effects_row(did.seen),
+        did.idempotent,
+        did.own_files,
+        policy_row(did.policy, did.chosen),
+    )
     return RankEnd(
-        own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told
+        own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *effects
     )

@@ -1,4 +1,4 @@
-"""What all ranks do after an attempt: start again with one plan, or none of them."""
+"""Decide for all ranks what follows an attempt: one plan for all, or no restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oomguard.analyst.refusals import OF_POLICY
 from oomguard.analyst.side_effects import SideEffects
-from oomguard.cluster.ranks.clock import Offset
+from oomguard.cluster.ranks.clock import ClockOffset
 from oomguard.cluster.ranks.messages import Decision, RankEnd
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Effect, Patch
@@ -20,15 +20,11 @@ from oomguard.core.settings import SETTINGS
 from oomguard.remedy.policy import YOU_SET_IT, LeastValue, Policy
 from oomguard.scan.engine_errors import is_of_another_rank
 
-# Whether every rank permits the plan of all: a pin or a floor of one rank holds, whichever rank
-# failed.
+# Every rank must permit the common plan: a pin or minimum of one rank applies to all.
 
 
 def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
-    """Return what a rank permits as its document has it, with the settings that its user ``chose``.
-
-    All of that holds without a failure of its own.
-    """
+    """Return the policy of a rank for its message, with the settings that its user ``chose``."""
     return {
         "chosen": sorted(chosen),
         "allow": None if policy.allow is None else str(policy.allow),
@@ -41,10 +37,10 @@ def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
     }
 
 
-def why_not_permitted(
+def policy_refusals(
     patches: Iterable[Mapping[str, Any]], ends: Mapping[int, RankEnd]
 ) -> dict[int, str]:
-    """Return why ranks do not permit a plan, by rank, with the setting and its values."""
+    """Return the reason for each rank that does not permit the plan."""
     from oomguard.journal.codec import patch_of
 
     plan = [patch_of(patch) for patch in patches]
@@ -59,19 +55,21 @@ def why_not_permitted(
 
 
 def is_change_left(decision: Decision, ends: Mapping[int, RankEnd]) -> bool:
-    """Return whether none starts again though all permit a change; with a rank that is absent, one
-    that any of the others plans.
+    """Return whether a patch is left that all ranks permit, though no rank restarts.
+
+    For an absent rank, a patch that any other rank planned counts.
     """
     if decision.again:
         return False
     if decision.absent:
         return any(end.patches for end in ends.values())
-    return bool(decision.patches) and not why_not_permitted(decision.patches, ends)
+    return bool(decision.patches) and not policy_refusals(decision.patches, ends)
 
 
 def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:
-    """Return that a rank's user set what is to be reduced; its own failure tells that better, where
-    its own plan has the patch.
+    """Return why a patch may not reduce a setting that the rank's user chose, or None.
+
+    If the rank's own plan has the patch, its own failure explains that better.
     """
     is_own = any(own.get("setting") == patch.setting for own in end.patches)
     if policy.allow is not None or patch.effect != Effect.REDUCES_CAPACITY or is_own:
@@ -101,18 +99,16 @@ def _change(patch: Patch) -> str:
     return f"{patch.setting} {arrow(patch)}"
 
 
-# What the ranks' commands did to the outside world, and whether all may do it again.
-#
-# A rank sees that a file changed in the folder where its command works, and another rank's oomguard
-# may have written it. Only all ranks together know which files are those of an oomguard, so the one
-# that decides leaves them out.
+# A rank sees changed files in its command's folder, but another rank's oomguard may have written
+# them. Only all ranks together know the files of every oomguard, so rank 0 leaves those out.
 
-# A rank that saw more than this is no case of a few files of other ranks: its document stays small.
+# More files than this cannot all come from other ranks' oomguard. The limit keeps the message
+# small.
 _MOST_FILES: Final = 1024
 
 
-def seen_row(seen: SideEffects) -> Mapping[str, Any]:
-    """Return what was seen as a rank's document has it; of very many files the first ones."""
+def side_effects_row(seen: SideEffects) -> Mapping[str, Any]:
+    """Return a rank's side effects for its message, with at most ``_MOST_FILES`` files."""
     return asdict(seen) | {
         "open_files": list(seen.open_files[:_MOST_FILES]),
         "changed_files": list(seen.changed_files[:_MOST_FILES]),
@@ -120,19 +116,17 @@ def seen_row(seen: SideEffects) -> Mapping[str, Any]:
     }
 
 
-def seen_by_all(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
-    """Return what each rank's command did, without the files that the oomguard of any
-    rank wrote.
-    """
-    own = {path for end in ends.values() for path in end.own_files}
+def side_effects_by_rank(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
+    """Return the side effects of each rank's command, without oomguard's own files."""
+    own: set[str] = set()
+    for end in ends.values():
+        own.update(end.own_files)
     return {rank: _seen(end.seen, own) for rank, end in sorted(ends.items())}
 
 
-def why_not_repeated(ends: Mapping[int, RankEnd]) -> dict[int, str]:
-    """Return why ranks must not do again what they did, by rank; of one that cannot run again in
-    any case that counts.
-    """
-    seen = seen_by_all(ends)
+def side_effect_refusals(ends: Mapping[int, RankEnd]) -> dict[int, str]:
+    """Return the ranks whose side effects forbid another attempt, with the reason."""
+    seen = side_effects_by_rank(ends)
     asked = {
         rank: did
         for rank, did in seen.items()
@@ -141,11 +135,11 @@ def why_not_repeated(ends: Mapping[int, RankEnd]) -> dict[int, str]:
     return {rank: did.refusal for rank, did in asked.items() if did.would_be_repeated}
 
 
-def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
-    """Tell that all may run again and what each of them repeats by it."""
+def log_repeated_effects(ends: Mapping[int, RankEnd]) -> None:
+    """Log that all ranks may repeat their side effects, and which."""
     log = get_logger()
     any_seen = False
-    for rank, did in seen_by_all(ends).items():
+    for rank, did in side_effects_by_rank(ends).items():
         if did.were_seen:
             any_seen = True
             log.info(f"may run again from the beginning; {did.excuse()}", rank=rank)
@@ -156,7 +150,7 @@ def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
 
 
 def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:
-    """Return what was seen; of files that were too many to tell, own ones are not told apart."""
+    """Return the side effects of a rank; a truncated list keeps oomguard's own files."""
     if row.get("is_cut"):
         left_out = set()
     else:
@@ -168,20 +162,18 @@ def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:
     return SideEffects(opened, changed, row.get("requests", 0), bool(row.get("is_server", False)))
 
 
-# One plan for all ranks: what the first cause calls for, with the value that every rank which ran
-# out of memory can live with.
+# The common plan follows the first cause. Its values suit every rank that ran out of memory.
 
 
-def one_plan(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, Any], ...]:
-    """Return the patches of the first cause, with those that other ranks need beside them, as the
-    contract's objects.
+def merge_plans(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, Any], ...]:
+    """Return the patches of the first cause and those that other ranks need, as JSON objects.
 
-    Of two values of one number the smaller one fits on both ranks: less of what is asked for, or no
-    more of the device than either has free. Of other values that of the first cause counts.
+    If two ranks need different numbers, the smaller one fits on both. For other values, the first
+    cause decides.
 
     Args:
         first: the rank that failed first.
-        ends: how each rank ended.
+        ends: the results of the ranks.
     """
     order = [
         first,
@@ -211,35 +203,35 @@ def _is_tighter(new: object, known: object) -> bool:
     return len(both) == 2 and both[0] < both[1]
 
 
-# Which rank failed first, whatever their clocks say.
-#
-# A rank whose own message tells of memory failed before those that only lost their connection to
-# it: that order is one of causes, and needs no clock. Of several that ran out of memory, the first
-# one counts where the difference is larger than what the clocks may be off; where it is not, the
-# one with least room.
+# A rank that reports an out-of-memory failed before ranks that only lost their connection; that
+# order needs no clock. Among several out-of-memory ranks the earliest counts, if the difference is
+# larger than the clocks' error. Otherwise the rank with the least free memory counts.
 
-# When a line was printed is known to a second.
+# Log lines have a resolution of one second.
 PRINTED_SLACK_S: Final = 1.0
-# What a failure prints of the room that there was, the most telling first.
+# Facts about free memory in a failure, the most informative first.
 _ROOM: Final = ("kv_cache_available_bytes", "device_free_bytes", "current_free_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class First:
-    """The rank that failed first; ``is_order_known`` is False where several did and the clocks do
-    not tell which.
+class FirstFailure:
+    """Name the rank that failed first.
+
+    ``is_order_known`` is False if several ranks failed and their clocks cannot order them.
     """
 
     rank: int
     is_order_known: bool
 
 
-def first_cause(ends: Mapping[int, RankEnd], offsets: Mapping[int, Offset | None]) -> First | None:
-    """Return which rank ran out of memory first; None where none did.
+def first_cause(
+    ends: Mapping[int, RankEnd], offsets: Mapping[int, ClockOffset | None]
+) -> FirstFailure | None:
+    """Return the rank that ran out of memory first, or None if none did.
 
     Args:
-        ends: how each rank ended.
-        offsets: of each rank's clock to rank 0's; None: not known.
+        ends: the results of the ranks.
+        offsets: for each rank, the offset of its clock to rank 0's, or None if it is unknown.
     """
     failed = {rank: end for rank, end in ends.items() if end.how == "memory"}
     if not failed:
@@ -251,11 +243,11 @@ def first_cause(ends: Mapping[int, RankEnd], offsets: Mapping[int, Offset | None
         may_be_first,
         key=lambda rank: (not failed[rank].patches, _room(failed[rank].incident), rank),
     )
-    return First(rank, len(may_be_first) == 1)
+    return FirstFailure(rank, len(may_be_first) == 1)
 
 
-def _span(end: RankEnd, offset: Offset | None) -> tuple[float, float]:
-    """Return the earliest and the latest that a rank can have failed at, on rank 0's clock."""
+def _span(end: RankEnd, offset: ClockOffset | None) -> tuple[float, float]:
+    """Return the earliest and latest time at which a rank can have failed, on rank 0's clock."""
     if end.failed_s is None or offset is None:
         return -math.inf, math.inf
     at_s = end.failed_s + offset.offset_s
@@ -264,7 +256,7 @@ def _span(end: RankEnd, offset: Offset | None) -> tuple[float, float]:
 
 
 def _room(incident: Mapping[str, Any] | None) -> float:
-    """Return how much room a rank had; infinite where its failure does not tell."""
+    """Return the free memory of a rank, or infinity if its failure does not report it."""
     if incident is None:
         facts = {}
     else:
@@ -276,15 +268,15 @@ def _room(incident: Mapping[str, Any] | None) -> float:
     )
 
 
-# What only tells that another rank failed: a lost connection, an aborted collective, a timeout.
+# Messages that only show another rank's failure: lost connections, aborted collectives, timeouts.
 
 _FILE: Final = Path(__file__).with_name("secondary.toml")
-# A failure stands at the end of what was printed.
+# A failure is at the end of the output.
 _END_CHARS: Final = 16_384
 
 
 def is_secondary(tail: str) -> bool:
-    """Return whether an output ends with a failure that only passes on another rank's."""
+    """Return whether an output ends with a message that only shows another rank's failure."""
     end = tail[-_END_CHARS:].lower()
     return is_of_another_rank(end) or any(text in end for text in _texts())
 
@@ -298,21 +290,21 @@ def _texts() -> tuple[str, ...]:
 def decide(
     number: int,
     ends: Mapping[int, RankEnd],
-    offsets: Mapping[int, Offset | None],
+    offsets: Mapping[int, ClockOffset | None],
     *,
     silent: Collection[int] = (),
     gone: Collection[int] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Decision:
-    """Decide on an attempt.
+    """Decide what follows an attempt.
 
     Args:
-        number: the attempt.
-        ends: how the ranks ended that have said so.
-        offsets: of their clocks to rank 0's.
-        silent: the others.
-        gone: those of them whose process was killed.
-        variables: what every rank's command gets in its environment where they start again.
+        number: the number of the attempt.
+        ends: the results that the ranks reported.
+        offsets: the offsets of their clocks to rank 0's.
+        silent: the ranks that did not report.
+        gone: the silent ranks whose process was killed.
+        variables: the environment variables of every rank's next attempt.
     """
     first = first_cause(ends, offsets)
     hows = {str(rank): end.how for rank, end in sorted(ends.items())}
@@ -326,7 +318,7 @@ def decide(
         return replace(decision, why=absent_in_words(decision))
     if first is None:
         return replace(decision, why="" if _all_ran(ends) else "no rank ran out of memory")
-    decision = replace(decision, patches=one_plan(first.rank, ends))
+    decision = replace(decision, patches=merge_plans(first.rank, ends))
     refusing = list(_refusing(ends, decision))
     if refusing:
         is_exhausted = bool(decision.patches) and all(
@@ -341,11 +333,9 @@ def decide(
 
 
 def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple[int, str]]:
-    """Yield each rank that lets none start again, with why: what it permits first, then what it
-    can.
-    """
-    repeated = why_not_repeated(ends)
-    for reasons in (why_not_permitted(decision.patches, ends), repeated):
+    """Yield each rank that forbids a restart, with the reason; its policy comes first."""
+    repeated = side_effect_refusals(ends)
+    for reasons in (policy_refusals(decision.patches, ends), repeated):
         yield from sorted(reasons.items())
     yield from (
         (rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None
@@ -353,7 +343,7 @@ def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple
 
 
 def ranks_in_words(ranks: Collection[int]) -> str:
-    """Return ``rank 2``, or ``ranks 0, 1 and 3``."""
+    """Return rank numbers as text, such as ``rank 2`` or ``ranks 0, 1 and 3``."""
     named = [str(rank) for rank in sorted(ranks)]
     if len(named) == 1:
         return f"rank {named[0]}"
@@ -361,26 +351,21 @@ def ranks_in_words(ranks: Collection[int]) -> str:
 
 
 def absent_in_words(decision: Decision) -> str:
-    """Return which ranks were stopped, and which did not say how the attempt ended, as far as it is
-    known why.
-    """
+    """Return as text which ranks were stopped, and which did not report their result."""
     quiet = set(decision.silent) - set(decision.gone)
     if len(decision.gone) == 1:
-        killed = "is gone, its process was killed"
+        killed = "was killed"
     else:
-        killed = "are gone, their processes were killed"
+        killed = "were killed"
     by_signal: dict[str, list[int]] = {}
     for rank, how in decision.stopped.items():
         by_signal.setdefault(how, []).append(int(rank))
-    told = [
-        f"{ranks_in_words(ranks)} {'was' if len(ranks) == 1 else 'were'} ended by a signal ({how})"
-        for how, ranks in by_signal.items()
-    ]
-    told += [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
-    told += (
+    parts = [f"a signal ({how}) ended {ranks_in_words(ranks)}" for how, ranks in by_signal.items()]
+    parts += [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
+    parts += (
         [f"{ranks_in_words(quiet)} {'is' if len(quiet) == 1 else 'are'} silent"] if quiet else []
     )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def _all_ran(ends: Mapping[int, RankEnd]) -> bool:

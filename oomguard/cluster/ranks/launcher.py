@@ -1,6 +1,4 @@
-"""Which rank of which job this process is, as its launcher tells it by variables
-(launchers.toml).
-"""
+"""Detect the rank of this process from its launcher's environment variables (launchers.toml)."""
 
 from __future__ import annotations
 
@@ -20,21 +18,21 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """This process among the ranks of its job.
+class RankIdentity:
+    """Describe this process among the ranks of its job.
 
     Attributes:
-        rank: which it is, from 0.
-        size: how many there are.
-        launcher: who says so.
-        job: what tells this job from others on the same hosts.
-        local_rank: which it is on this host; None: not told.
-        local_size: how many there are on this host; None: not told.
-        address: where rank 0 can be reached, None where that is not told.
-        port: of the address.
+        rank: its number, from 0.
+        size: the number of ranks.
+        launcher: the launcher that set the variables.
+        job: an ID that distinguishes the job from others on the same hosts.
+        local_rank: its number on this host, or None if unknown.
+        local_size: the number of ranks on this host, or None if unknown.
+        address: the address of rank 0, or None if unknown.
+        port: the port at the address.
         keeps_store: whether the launcher keeps torch's store at the address.
-        again: variables for a job that starts again, with ``{address}`` and ``{port}`` of rank 0 to
-            fill in.
+        again: the variables of a restarted job, with ``{address}`` and ``{port}`` of rank 0 to fill
+            in.
     """
 
     rank: int
@@ -50,20 +48,19 @@ class Launched:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether all ranks are known to be on this host."""
+        """Whether all ranks are known to run on this host."""
         return self.local_size == self.size or (
             self.address is not None and _is_local(self.address)
         )
 
 
-def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launched | None:
-    """Return which rank of which job the environment says that this process is; None where it is
-    none of several.
+def detect_rank(environ: Mapping[str, str], *, is_one_job: bool = False) -> RankIdentity | None:
+    """Return the rank that the environment describes, or None for a single process.
 
     Args:
-        environ: the environment.
-        is_one_job: whether the user says that what a launcher started together is one job; it may
-            be of one rank then.
+        environ: the environment variables.
+        is_one_job: whether the user says that all processes of the launcher form one job, which may
+            have only one rank.
     """
     for row in _rows():
         needed = (*row.get("needs", ()), *(() if is_one_job else row.get("one_job", ())))
@@ -76,7 +73,7 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
             _count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size")
         )
         store = row.get("store", {})
-        return Launched(
+        return RankIdentity(
             rank,
             size,
             row["name"],
@@ -92,9 +89,7 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
 
 
 def starts_once(tail: str) -> bool:
-    """Return whether an output ends with the words of a program that its launcher does not let
-    start a second time.
-    """
+    """Return whether an output ends with the error of a program that starts only once."""
     end = tail[-_END_CHARS:].lower()
     return any(text in end for text in _table()["starts_once"])
 

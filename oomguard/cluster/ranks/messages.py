@@ -1,7 +1,7 @@
-"""What one rank says of itself: one document that it alone writes, and all others read.
+"""Exchange messages between ranks: each rank writes one message, and all others read it.
 
-Each rank's document holds all that the others need, so whoever reads late reads the same; nothing
-is sent twice, and no message is lost.
+A message holds everything that the others need. So late readers see the same state, and no message
+gets lost.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-# Where the documents lie: a folder that all ranks see, one file a rank, written whole or not at
-# all.
-#
-# Ranks of other hosts, which do not see the folder, are brought there by a mirror (mirror.py): what
-# it brings lies in ``there``.
+# The messages are files in a folder, one for each rank, and each write is atomic. A mirror
+# (mirror.py) copies the messages of ranks on other hosts into ``there``.
 
-# How the folders begin that are made here: hidden, so that none counts as a file that the command
-# may have written.
+# Folders that oomguard creates are hidden, so that they do not count as files of the command.
 OWN_NAME: Final = ".oomguard-ranks-"
 _HERE: Final = "here"
 _THERE: Final = "there"
@@ -31,14 +27,14 @@ _END: Final = ".json"
 _MOST_BYTES: Final = 4 << 20
 
 
-class Folder:
-    """The documents of one job.
+class MessageFolder:
+    """Hold the messages of one job.
 
     Args:
-        path: the folder; it is made, for this user alone, where it is not there.
+        path: the folder. It is created for this user alone if it does not exist.
 
     Raises:
-        OSError: it cannot be made, or another user may write it.
+        OSError: the folder cannot be created, or another user can write it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +46,7 @@ class Folder:
             if folder.name.startswith(OWN_NAME) and (
                 status.st_uid != os.geteuid() or status.st_mode & 0o022
             ):
-                raise PermissionError(errno.EPERM, "others may write it", str(folder))
+                raise PermissionError(errno.EPERM, "other users can write it", str(folder))
 
     def _make(self) -> None:
         for folder in (self.path.parent, self.path, self.here, self.there):
@@ -58,17 +54,19 @@ class Folder:
 
     @property
     def here(self) -> Path:
-        """Where ranks that see the folder write."""
+        """The folder in which ranks with direct access write."""
         return self.path / _HERE
 
     @property
     def there(self) -> Path:
-        """Where a mirror puts what the others say."""
+        """The folder in which a mirror writes messages of other hosts."""
         return self.path / _THERE
 
     def write(self, rank: int, text: str) -> None:
-        """Write a rank's document so that nobody reads half of it, and a host that dies leaves it
-        whole. Raises OSError.
+        """Write a rank's message atomically, so that it survives a crash of the host.
+
+        Raises:
+            OSError: the message cannot be written.
         """
         self._make()  # the last rank of an earlier job may just have removed it
         partial = self.here / f"{rank}.{os.getpid()}"
@@ -79,13 +77,14 @@ class Folder:
         partial.replace(self.here / f"{rank}{_END}")
 
     def read(self) -> dict[int, str]:
-        """Return every rank's document; a file that has not changed is not read again."""
+        """Return every rank's message; unchanged files are not read again."""
         found: dict[int, str] = {}
         for folder in (self.there, self.here):
             with (
                 contextlib.suppress(OSError),
                 os.scandir(folder) as entries,
-            ):  # a listing, so that NFS asks its server
+            ):
+                # List the folder, so that an NFS client asks its server.
                 for entry in entries:
                     name, dot, end = entry.name.partition(".")
                     if (
@@ -97,11 +96,15 @@ class Folder:
         return found
 
     def withdraw(self, rank: int) -> None:
-        """Remove a rank's document. Raises OSError."""
+        """Remove a rank's message.
+
+        Raises:
+            OSError: the message cannot be removed.
+        """
         (self.here / f"{rank}{_END}").unlink(missing_ok=True)
 
     def written_here(self) -> set[int]:
-        """Return the ranks that see the folder and have written into it."""
+        """Return the ranks with direct access that have written into the folder."""
         return {int(path.stem) for path in self.here.glob(f"*{_END}") if path.stem.isdigit()}
 
     def _text(self, path: Path) -> str | None:
@@ -119,9 +122,7 @@ class Folder:
         return text
 
     def remove(self) -> None:
-        """Remove it: no rank reads it any more. The one above goes too where it was made for it and
-        is empty.
-        """
+        """Remove the folder, and its parent if oomguard created it and it is empty."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.parent.name.startswith(OWN_NAME):
             with contextlib.suppress(OSError):
@@ -129,32 +130,31 @@ class Folder:
 
 
 VERSION: Final = 1
-# How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's
-# failure; since we ended it; by a signal to its oomguard, which is a stop; else.
+# How an attempt of a rank ended: success, out of memory, an error that follows another rank's
+# failure, an end by oomguard, a stop by a signal, or another failure.
 How = Literal["ran", "memory", "secondary", "ended", "stopped", "other"]
-# What a rank does: its command runs, it has ended, it could start again, it has nothing more to do
-# with the job.
+# What a rank does: it runs its command, has ended, is ready to restart, or has left the job.
 State = Literal["running", "ended", "ready", "left"]
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How the attempt of one rank ended.
+    """Describe how the attempt of one rank ended.
 
     Attributes:
-        number: the attempt.
-        how: in one word.
-        status: the command's exit status.
-        error: in words, empty where it ran.
-        incident: the memory failure as ``report.json.kept_incident`` has it.
-        patches: what the rank would change for it, as the contract's objects.
-        refusal: why its command cannot be run again; None: it can be, as far as ``seen`` and
-            ``policy`` permit it.
-        failed_s: when it failed, on its own monotonic clock; None where that is not known.
-        seen: what the attempt did to the outside world (effects.py); nothing where it did nothing.
-        idempotent: the user permits to repeat that.
-        own_files: what this rank's oomguard itself writes.
-        policy: what may be changed on this rank (permitted.py).
+        number: the number of the attempt.
+        how: the kind of end, one word.
+        status: the exit status of the command.
+        error: the error as text, empty if the command ran.
+        incident: the memory failure, as ``report.json.stored_incident`` returns it.
+        patches: the patches that the rank would apply, as JSON objects.
+        refusal: why its command cannot run again, or None. ``seen`` and ``policy`` may still forbid
+            it.
+        failed_s: the time of the failure on its own monotonic clock, or None if unknown.
+        seen: the side effects of the attempt; empty without any.
+        idempotent: whether the user permits to repeat them.
+        own_files: the files that this rank's oomguard writes.
+        policy: the changes that are permitted on this rank.
     """
 
     number: int
@@ -172,14 +172,12 @@ class RankEnd:
 
     @property
     def ends_all(self) -> bool:
-        """Whether the other ranks' commands are ended for it: they would wait for this rank in a
-        collective.
-        """
+        """Whether the other ranks' commands must end too, because they would wait for this rank."""
         return self.how == "memory"
 
     @property
     def calls_for_another(self) -> bool:
-        """Whether all ranks should start again for it."""
+        """Whether all ranks should restart because of it."""
         return (
             self.ends_all
             and bool(self.patches)
@@ -199,22 +197,22 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What rank 0 decided after an attempt, for all.
+    """Hold rank 0's decision for all ranks after an attempt.
 
     Attributes:
-        number: the attempt.
-        again: whether all start again.
-        why: why not, where they do not.
-        first: the rank that failed first; None where none failed of memory.
-        is_order_known: whether the ranks' clocks told which failed first, where several did.
-        patches: what all change, as the contract's objects.
-        silent: ranks that had not said how they ended in time.
+        number: the number of the attempt.
+        again: whether all ranks restart.
+        why: why they do not restart.
+        first: the rank that ran out of memory first, or None if none did.
+        is_order_known: whether the clocks could order the failures of several ranks.
+        patches: the patches for all ranks, as JSON objects.
+        silent: the ranks that did not report their result in time.
         hows: how each rank ended.
-        variables: what every rank's command gets in its environment.
-        is_exhausted: whether only their relaunches or their time hold the ranks back, so that a
-            later start may make the changes.
-        gone: of the silent ranks those whose process was killed for certain.
-        stopped: ranks that were ended by a signal, and by which.
+        variables: the environment variables of every rank's next attempt.
+        is_exhausted: whether only a limit of relaunches or time prevents the restart, so that a
+            later start may apply the patches.
+        gone: the silent ranks whose process was killed.
+        stopped: the ranks that a signal ended, and the signal.
     """
 
     number: int
@@ -232,31 +230,30 @@ class Decision:
 
     @property
     def absent(self) -> set[int]:
-        """The ranks that are not there to start again: silent or stopped."""
+        """The ranks that cannot restart, because they are silent or stopped."""
         return {*self.silent, *map(int, self.stopped)}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """The document of a rank.
+class RankMessage:
+    """Hold the message of a rank.
 
     Attributes:
-        rank: whose it is.
-        nonce: drawn for this run: a document that an earlier job left has another one.
-        of_leader: the nonce that rank 0 has, as far as it was read.
-        heard: of rank 0: the nonce that each rank shows, and when rank 0 read it first, on its own
-            clock.
-        met: of rank 0: the nonce of each rank that has answered to rank 0's own.
-        host: whose process ids and whose clock it has, and the host's name (clock.py).
-        pid: the process, with its start, by which it is known on its own host.
-        offset_s: what has to be added to the rank's monotonic clock to have rank 0's; None: not
-            known yet.
-        slack_s: how far off that may be.
-        beat: grows while the process lives.
-        number: the attempt that it makes, or is about to.
+        rank: the number of the rank.
+        nonce: a random text of this run, which differs from those of earlier jobs.
+        of_leader: rank 0's nonce, if this rank has read it.
+        heard: rank 0 only: the nonce of each rank, and when rank 0 first read it on its own clock.
+        met: rank 0 only: the nonce of each rank that has answered with rank 0's nonce.
+        host: the PID namespace and clock of the rank, and the host name (clock.py).
+        pid: the ID and start time of the process, which identify it on its host.
+        offset_s: the seconds to add to the rank's monotonic clock to get rank 0's, or None if
+            unknown.
+        slack_s: the largest error of ``offset_s``.
+        beat: a heartbeat counter that grows while the process lives.
+        number: the number of the current or next attempt.
         state: what the rank does.
-        end: how its last attempt ended.
-        decision: of rank 0: the last one.
+        end: the result of its last attempt.
+        decision: rank 0 only: its last decision.
     """
 
     rank: int
@@ -275,17 +272,18 @@ class Said:
     decision: Decision | None = None
 
     def to_text(self) -> str:
-        """Return the document as one line of JSON."""
+        """Return the message as one line of JSON."""
+        # The first message is written after the command has started.
         from oomguard.report.json import (
             json_line,
             plain_value,
-        )  # written first when the command has started
+        )
 
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 
 
-def said(text: str) -> Said | None:
-    """Read a document; None for one that is none, or of another version."""
+def parse_message(text: str) -> RankMessage | None:
+    """Parse a message, or return None if it is invalid or has another version."""
     try:
         row = json.loads(text)
         if not isinstance(row, dict) or row.pop("version", None) != VERSION:
@@ -296,7 +294,7 @@ def said(text: str) -> Said | None:
             rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()
         }
         row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
-        return Said(
+        return RankMessage(
             **row,
             end=None
             if end is None

@@ -1,5 +1,6 @@
-"""The helper that mirrors a host's documents: a process of a Python that has what the store takes,
-started beside the command.
+"""Start the helper process that mirrors a host's messages to other hosts.
+
+It runs on a Python that has the library of the store.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Final
 
-from oomguard.cluster.ranks.messages import Folder
+from oomguard.cluster.ranks.messages import MessageFolder
 from oomguard.cluster.ranks.rendezvous import Rendezvous
 from oomguard.core.log import get_logger
 from oomguard.supervisor.process import inherited
 
 _CHILD: Final = Path(__file__).with_name("mirror_process.py")
-# Its last documents are put into the store.
+# After its standard input ends, it gets this time to store the last messages.
 _END_S: Final = 5.0
 _ANSWER_S: Final = 1.0
-# torch's TCPStore where it cannot listen: DistNetworkError with the name or the text of the errno.
+# The error of torch's TCPStore if it cannot listen: DistNetworkError with an errno's name or text.
 _IN_USE: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _TAKEN: Final = (
-    "another program has the port; --rendezvous tcp://HOST:PORT with one that is free, the same "
-    "for all ranks"
+    "another program uses the port; choose a free one, the same for all ranks: --rendezvous "
+    "tcp://HOST:PORT"
 )
 
 
-class Mirror:
-    """The helper of one host.
+class StoreMirror:
+    """Control the helper of one host.
 
     Args:
-        rendezvous: where the ranks meet; its store is mirrored.
-        folder: the documents of this host.
-        argv: the command: its Python is asked where ours has no store.
+        rendezvous: the place where the ranks meet, with the store to mirror.
+        folder: the messages of this host.
+        argv: the command. If oomguard's Python lacks the library, the command's Python is used.
     """
 
-    def __init__(self, rendezvous: Rendezvous, folder: Folder, argv: Sequence[str]) -> None:
+    def __init__(self, rendezvous: Rendezvous, folder: MessageFolder, argv: Sequence[str]) -> None:
         store = rendezvous.store
         assert store is not None  # noqa: S101 - only such a rendezvous is mirrored
         asked = asdict(store) | {
@@ -80,7 +81,7 @@ class Mirror:
             self._process.stdin.flush()
 
     def problem(self) -> str | None:
-        """Return why it mirrors nothing any more; None while it does."""
+        """Return why mirroring stopped, or None while it works."""
         if self._process.poll() is None:
             if self._ready.exists():
                 return None
@@ -88,9 +89,7 @@ class Mirror:
         return self.why_ended()
 
     def why_apart(self) -> str | None:
-        """Return why the store brings nobody here: its mirror has ended, or nothing answers there;
-        None while it may yet.
-        """
+        """Return why no rank of another host can be reached, or None while one may come."""
         if (ended := self.why_ended()) is not None or self._place is None or self._ready.exists():
             return ended
         try:
@@ -100,7 +99,7 @@ class Mirror:
         return None
 
     def why_ended(self) -> str | None:
-        """Return why it has ended by itself; None while it runs."""
+        """Return why the helper ended on its own, or None while it runs."""
         if self._process.poll() is None:
             return None
         if self._why_ended is None:
@@ -118,14 +117,14 @@ class Mirror:
         return self._why_ended
 
     def close(self) -> None:
-        """End it, when what was written last is in the store."""
+        """Stop the helper after the last messages are stored."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            get_logger().debug("the mirror of the ranks is killed")
+            get_logger().debug("killed the mirror of the ranks, which did not end")
             self._process.kill()
             self._process.wait()
         if self._process.stderr is not None:
@@ -133,7 +132,7 @@ class Mirror:
 
 
 def _python(kind: str, argv: Sequence[str]) -> str:
-    """Return our Python where it has the store's library, else the command's."""
+    """Return oomguard's Python if it has the store's library, otherwise the command's."""
     if importlib.util.find_spec(kind) is not None:
         return sys.executable
     if PurePath(argv[0]).name.startswith("python"):

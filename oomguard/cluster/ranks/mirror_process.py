@@ -1,9 +1,8 @@
-"""Mirror the documents of one host to the others, through torch's store or Ray's; run as a program
-by mirror.py.
+"""Mirror the messages of one host to the others through torch's store or Ray's.
 
-It imports nothing of oomguard, so that any Python which has torch, or Ray, can run it. What ranks
-of this host write is put into the store, what the others have put there is written beside it. It
-ends with its standard input.
+mirror.py runs this file as a program. It imports no part of oomguard, so any Python with torch or
+Ray can run it. It stores the messages of this host's ranks, and writes the other hosts' messages
+next to them. It ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ MOST_BYTES = 4 << 20
 
 
 class KeyValueStore(Protocol):
-    """Keys and values that all hosts reach."""
+    """Define a key-value store that all hosts reach."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key."""
+        """Set the value of a key."""
 
     def get(self, key: str) -> bytes | None:
-        """Return its value, None where there is none."""
+        """Return the value of a key, or None if the key is missing."""
 
 
 class TorchStore:
-    """torch.distributed's TCPStore: the launcher's, or one that rank 0 keeps."""
+    """Use torch.distributed's TCPStore, which the launcher or rank 0 keeps."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         from torch.distributed import PrefixStore, TCPStore
@@ -49,18 +48,18 @@ class TorchStore:
         self._store = PrefixStore(f"oomguard/{asked['prefix']}", own)
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key."""
+        """Set the value of a key."""
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes | None:
-        """Return its value; asked for first, since a get waits for a key that is not there."""
+        """Return the value of a key, or None; check first, because ``get`` would block."""
         if self._store.check([key]):
             return bytes(self._store.get(key))
         return None
 
 
 class RayStore:
-    """Ray's key-value store, in its GCS: no worker is started for it."""
+    """Use Ray's key-value store in its GCS, which needs no worker."""
 
     NAMESPACE = b"oomguard"
 
@@ -76,11 +75,11 @@ class RayStore:
         self._prefix = asked["prefix"]
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key."""
+        """Set the value of a key."""
         self._client.internal_kv_put(self._name(key), value, True, self.NAMESPACE)
 
     def get(self, key: str) -> bytes | None:
-        """Return its value."""
+        """Return the value of a key, or None if the key is missing."""
         value: bytes | None = self._client.internal_kv_get(self._name(key), self.NAMESPACE)
         return value
 
@@ -107,7 +106,7 @@ def main() -> None:
     put: dict[str, tuple[int, int]] = {}
     got: dict[str, bytes] = {}
     while True:
-        is_last = over.is_set()  # what was written before the end is put there too
+        is_last = over.is_set()  # store messages that were written before the end
         for path in sorted(here.glob("*.json")):
             if asked["puts"] is None or path.stem in asked["puts"]:
                 if (
@@ -116,8 +115,8 @@ def main() -> None:
                     and store.get(path.stem) is not None
                 ):
                     sys.exit(
-                        f"another process is rank {path.stem} there already: give each job an "
-                        "address of its own"
+                        f"another process is already rank {path.stem} there: give each job its own "
+                        "address"
                     )
                 _put(path, store, put)
         if is_last:
@@ -131,7 +130,7 @@ def main() -> None:
                 partial.write_bytes(value)
                 partial.replace(there / f"{rank}.json")
         over.wait(PAUSE_S)
-    if asked["keeps"]:  # the others read what was put last, out of this process
+    if asked["keeps"]:  # the other hosts read the last messages from this process
         time.sleep(2 * PAUSE_S)
 
 

@@ -1,8 +1,7 @@
-"""Where the ranks of a job meet: a folder that all of them see, or one a host, mirrored through a
-store that all hosts reach.
+"""Find the place where the ranks of a job meet.
 
-The store is what the launcher offers: torch's (TCPStore), which torchrun's agent keeps already, or
-Ray's key-value store.
+It is a folder that all ranks see, or one folder for each host, mirrored through a store. The
+launcher offers the store: torch's TCPStore, which torchrun's agent keeps, or Ray's key-value store.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from oomguard.cluster.ranks.launcher import Launched
+from oomguard.cluster.ranks.launcher import RankIdentity
 from oomguard.cluster.ranks.messages import OWN_NAME
 from oomguard.core.errors import UsageError
 
@@ -29,14 +28,14 @@ _FORMS: Final = "a folder that all ranks see, tcp://HOST:PORT, or ray[://HOST:PO
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A store that hosts reach.
+    """Describe a store that all hosts reach.
 
     Attributes:
         kind: ``torch`` or ``ray``.
-        address: where; None: Ray's own search.
-        port: of the address.
-        is_kept_by_rank_0: whether rank 0 has to keep it; else the launcher does.
-        prefix: what the keys of this job begin with.
+        address: its address. None: let Ray find it.
+        port: the port at the address.
+        is_kept_by_rank_0: whether rank 0 keeps it; otherwise the launcher does.
+        prefix: the prefix of this job's keys.
     """
 
     kind: str
@@ -48,20 +47,19 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where this rank meets the others.
+    """Describe where this rank meets the others.
 
     Attributes:
-        launched: which rank it is.
-        folder: where the documents lie on this host.
-        store: what mirrors the folder to other hosts; None: all ranks see it.
+        launched: the rank and its job.
+        folder: the folder of messages on this host.
+        store: the store that mirrors the folder to other hosts. None: all ranks see the folder.
         mirrors: whether this rank mirrors for its host.
-        is_only_mirror: whether it mirrors for all ranks of its host; else each does for itself, as
-            nothing tells who is there.
-        problem: why the ranks cannot meet, as far as that is known before; the command runs all the
-            same.
+        is_only_mirror: whether it mirrors for all ranks of its host. If the local ranks are
+            unknown, each rank mirrors only its own messages.
+        problem: a known reason why the ranks cannot meet, or None. The command runs anyway.
     """
 
-    launched: Launched
+    launched: RankIdentity
     folder: Path
     store: StoreAddress | None = None
     mirrors: bool = False
@@ -70,7 +68,7 @@ class Rendezvous:
 
     @property
     def keeps_store(self) -> bool:
-        """Whether this rank keeps the store from which the others read."""
+        """Whether this rank keeps the store that the others read."""
         return (
             self.mirrors
             and self.store is not None
@@ -79,9 +77,7 @@ class Rendezvous:
         )
 
     def again(self) -> Mapping[str, str]:
-        """Return the variables of a job that starts again, with an address and a free port of this
-        rank filled in.
-        """
+        """Return the variables of a restarted job, with an address and a free port of this rank."""
         own = self.launched.again
         if not own:
             return {}
@@ -89,25 +85,26 @@ class Rendezvous:
         return {name: value.format(**place) for name, value in own.items()}
 
     def address(self) -> str:
-        """Return where the other ranks reach this host."""
+        """Return the address at which other ranks reach this host."""
         named = self.launched.address
         if named is None or self.launched.is_on_one_host:
             return named or "127.0.0.1"
         with suppress(OSError), closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-            probe.connect((named, self.launched.port or 1))  # sends nothing, and has a route chosen
+            # this sends nothing, it only chooses a route
+            probe.connect((named, self.launched.port or 1))
             return str(probe.getsockname()[0])
         return named
 
 
-def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
+def rendezvous(launched: RankIdentity, asked: str | None) -> Rendezvous:
     """Return where a rank meets the others.
 
     Args:
-        launched: which rank it is.
-        asked: what the user says; None: as the launcher offers.
+        launched: the rank and its job.
+        asked: the value of ``--rendezvous``. None: use what the launcher offers.
 
     Raises:
-        UsageError: what the user says cannot be understood.
+        UsageError: the value is invalid.
     """
     if asked is not None:
         return _asked(launched, asked)
@@ -115,39 +112,40 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
     if launched.is_on_one_host:
         return Rendezvous(launched, shared)
     if launched.address is None or launched.port is None:
-        why = f"{launched.launcher} does not tell where: --rendezvous names {_FORMS}"
+        why = f"{launched.launcher} does not set a meeting place: --rendezvous names {_FORMS}"
         return Rendezvous(launched, shared, problem=why)
-    beside = launched.port + (1 if launched.port < _LAST_PORT else -1)
+    neighbor_port = launched.port + (1 if launched.port < _LAST_PORT else -1)
     if launched.keeps_store:
         port = launched.port
     else:
-        port = beside
+        port = neighbor_port
     store = StoreAddress("torch", launched.address, port, not launched.keeps_store, _key(launched))
     return _mirrored(launched, store)
 
 
-def own_folder(launched: Launched, name: str = "") -> Path:
+def own_folder(launched: RankIdentity, name: str = "") -> Path:
     """Return the folder of a job on this host."""
     return Path(tempfile.gettempdir()) / f"{OWN_NAME}{os.geteuid()}" / f"{_key(launched)}{name}"
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a free port."""
     with closing(socket.socket()) as found:
         found.bind(("", 0))
         return int(found.getsockname()[1])
 
 
-def _asked(launched: Launched, asked: str) -> Rendezvous:
+def _asked(launched: RankIdentity, asked: str) -> Rendezvous:
     parts = urlsplit(asked)
     if re.match(r"[a-z][a-z\d+.-]*://", asked) is None and asked != "ray":
         folder = Path(asked).absolute()
         around = (folder, *folder.parents)
-        # Path.exists raises where we may not look
+        # Path.exists raises an error for a folder that is not accessible.
         there = next(path for path in around if os.path.exists(path))  # noqa: PTH110
         if not there.is_dir():
             raise UsageError(
-                f"--rendezvous {asked}: {there} is no folder", hint=f"--rendezvous names {_FORMS}"
+                f"--rendezvous {asked}: {there} is not a folder",
+                hint=f"--rendezvous takes {_FORMS}",
             )
         return Rendezvous(launched, folder / f"{OWN_NAME}{_key(launched)}")
     try:
@@ -159,12 +157,13 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
         return _mirrored(launched, StoreAddress("ray", host, port, False, _key(launched)))
     if parts.scheme == "tcp" and host and port:
         return _mirrored(launched, StoreAddress("torch", host, port, True, _key(launched)))
-    raise UsageError(f"--rendezvous {asked}: not understood", hint=_FORMS)
+    raise UsageError(f"--rendezvous {asked} is invalid", hint=_FORMS)
 
 
-def _mirrored(launched: Launched, store: StoreAddress) -> Rendezvous:
-    """Return a folder for this host, which its first rank mirrors; each rank where nothing tells
-    which that is.
+def _mirrored(launched: RankIdentity, store: StoreAddress) -> Rendezvous:
+    """Return a folder for this host, which its first rank mirrors to other hosts.
+
+    If the first rank is unknown, each rank mirrors its own messages.
     """
     place = hashlib.sha256(repr((store.kind, store.address, store.port)).encode()).hexdigest()[:8]
     folder = own_folder(launched, f"-{place}")
@@ -173,6 +172,6 @@ def _mirrored(launched: Launched, store: StoreAddress) -> Rendezvous:
     return Rendezvous(launched, folder, store, mirrors=True)
 
 
-def _key(launched: Launched) -> str:
-    told: Any = (launched.launcher, launched.job, launched.size)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+def _key(launched: RankIdentity) -> str:
+    identity: Any = (launched.launcher, launched.job, launched.size)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

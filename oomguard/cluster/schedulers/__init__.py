@@ -1,3 +1,1 @@
-"""Work with Kubernetes and SLURM: exit status by cause, and a job that is requeued with its
-changes.
-"""
+"""Support Kubernetes and SLURM: an exit status by cause, and jobs requeued with their changes."""

@@ -1,6 +1,4 @@
-"""The SLURM job that a run is: its comment, and its place in the queue, through scontrol and
-squeue.
-"""
+"""Manage the comment and the requeue of a SLURM job through scontrol and squeue."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.effective_settings import DEVICE
 from oomguard.cluster.schedulers.status_by_cause import is_held
-from oomguard.cluster.serving.end_message import MOST_COMMENT_BYTES, cut
+from oomguard.cluster.serving.end_message import MOST_COMMENT_BYTES, truncate_utf8
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Effect, Incident, Patch
 from oomguard.core.log import get_logger
@@ -30,10 +28,8 @@ if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome
 
 
-# A job's changes from one start to the next: they stand in its comment, in front of what the
-# comment says to people.
-#
-# What the user made the comment stays, in front of all of ours.
+# A job keeps its changes between starts in its comment, in front of the text for people. A comment
+# of the user stays in front of oomguard's part.
 
 _OWN: Final = "oomguard"
 _MOST_STATE_BYTES: Final = 1000
@@ -41,13 +37,12 @@ _BETWEEN: Final = "; "
 _OURS: Final = re.compile(rf"(?:^|{_BETWEEN}){_OWN}(?=: | \{{)")
 
 
-def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
-    """Return a comment with the changes in it; None where they are too long for one.
+def encode_comment(settings: Mapping[str, FactValue], text: str) -> str | None:
+    """Return a comment with the changes in it, or None if they are too long.
 
     Args:
-        settings: all that was changed. Which device had room says nothing of the next start, so it
-            is left out.
-        text: for people, beginning with ``oomguard:``.
+        settings: all changed settings. The device is left out, because the next start may differ.
+        text: the text for people, which begins with ``oomguard:``.
     """
     kept = {name: value for name, value in settings.items() if name != DEVICE}
     if kept:
@@ -61,10 +56,8 @@ def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
     return text
 
 
-def behind(comment: str, text: str) -> str:
-    """Return a comment of ours behind what somebody else has made the comment; what we made it
-    before goes.
-    """
+def merge_comment(comment: str, text: str) -> str:
+    """Return a comment with oomguard's part replaced and the user's part in front."""
     ours = _OURS.search(comment)
     if ours is None:
         others = comment
@@ -76,12 +69,12 @@ def behind(comment: str, text: str) -> str:
 
 
 def is_ours(comment: str) -> bool:
-    """Return whether a comment has words of ours in it."""
+    """Return whether a comment contains oomguard's part."""
     return _OURS.search(comment) is not None
 
 
-def state_in(comment: str) -> dict[str, FactValue]:
-    """Return the changes in a comment, empty where it has none that this version knows."""
+def decode_comment(comment: str) -> dict[str, FactValue]:
+    """Return the changes in a comment, or nothing if this version cannot read them."""
     ours = _OURS.search(comment)
     if ours is None:
         state = ""
@@ -100,13 +93,13 @@ def state_in(comment: str) -> dict[str, FactValue]:
     }
 
 
-def changes_of(
+def permitted_changes(
     settings: Mapping[str, FactValue], policy: Policy, reason: str
 ) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
-    """Return the changes to begin with, and why others are left out.
+    """Return the changes to begin with, and the reasons why others are left out.
 
-    The start before made them under its policy, which knew whose each setting was. What this one's
-    words forbid is left out.
+    The last start chose them under its own policy. Changes that this start's options forbid are
+    left out.
     """
     patches = []
     refused = []
@@ -128,14 +121,14 @@ _NO_COMMENT: Final = "(null)"
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job, and what asks SLURM about it.
+    """Describe a SLURM job and query SLURM about it.
 
     Attributes:
-        number: what goes back to the queue: the job, of an array this task alone.
-        restarts: how often it went back to the queue.
-        path: where SLURM's programs are looked for.
-        component: of a heterogeneous job the first component, whose comment is ours; None: the job
-            is none.
+        number: the job to requeue; for an array, only this task.
+        restarts: how often it was requeued.
+        path: the search path for SLURM's programs.
+        component: the first component of a heterogeneous job, which holds the comment; otherwise
+            None.
     """
 
     number: str
@@ -143,18 +136,21 @@ class SlurmJob:
     path: str | None
     component: str | None = None
 
-    def comment(self, *, tells: bool = True) -> str | None:
-        """Return the job's comment, empty without one; None where SLURM does not tell it, with a
-        line that says so if it ``tells``.
+    def comment(self, *, warns: bool = True) -> str | None:
+        """Return the job's comment, or None if SLURM does not report it.
+
+        With ``warns``, log a warning in that case.
         """
         words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%i %k")
-        said = self._said(words, "the job's comment is not read, and stays as it is", tells=tells)
-        if said is None:
+        answer = self._query(
+            words, ("could not read the job comment, so it stays unchanged"), warns=warns
+        )
+        if answer is None:
             return None
-        lines = [line.partition(" ") for line in said.splitlines()] or [("", "", "")]
-        told = {name: text.strip() for name, _, text in lines}
-        if len(told) > 1:
-            comment = told.get(self.component or self.number)
+        lines = [line.partition(" ") for line in answer.splitlines()] or [("", "", "")]
+        comments = {name: text.strip() for name, _, text in lines}
+        if len(comments) > 1:
+            comment = comments.get(self.component or self.number)
         else:
             comment = lines[0][2].strip()
         if comment == _NO_COMMENT:
@@ -162,11 +158,15 @@ class SlurmJob:
         return comment
 
     def set_comment(self, text: str, *, is_over: bool = False) -> bool:
-        """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show;
-        return whether it is.
+        """Set the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show.
 
-        ``is_over``: the job may have ended, as after ``scancel``. SLURM takes no comment then, and
-        no word is made of that.
+        Args:
+            line: the comment.
+            is_over: whether the job may have ended, as after ``scancel``. SLURM then refuses
+                comments, and no warning is logged.
+
+        Returns:
+            Whether SLURM accepted the comment.
         """
         words = (
             "scontrol",
@@ -174,19 +174,19 @@ class SlurmJob:
             f"JobId={self.component or self.number}",
             f"Comment={' '.join(text.split())}",
         )
-        return self._said(words, "the job's comment is not set", tells=not is_over) is not None
+        return self._query(words, "the job comment is not set", warns=not is_over) is not None
 
     def requeue(self) -> bool:
-        """Put the job back into its queue; return whether it is there. SLURM then ends what runs in
-        it.
+        """Requeue the job; return whether SLURM accepted that. SLURM then ends the job's
+        processes.
         """
         return (
-            self._said(("scontrol", "requeue", self.number), "the job is not requeued") is not None
+            self._query(("scontrol", "requeue", self.number), "the job is not requeued") is not None
         )
 
-    def _said(self, words: Sequence[str], failure: str, *, tells: bool = True) -> str | None:
+    def _query(self, words: Sequence[str], failure: str, *, warns: bool = True) -> str | None:
         name = words[0]
-        not_done = partial(_not_done, tells=tells)
+        not_done = partial(_not_done, warns=warns)
         program = shutil.which(name, path=self.path)
         if program is None:
             return not_done(failure, f"no {name} on PATH")
@@ -204,18 +204,18 @@ class SlurmJob:
         except (OSError, ValueError) as error:
             return not_done(failure, str(error))
         if ran.returncode:
-            said = " ".join((ran.stderr or ran.stdout).split())[:200]
+            output = " ".join((ran.stderr or ran.stdout).split())[:200]
             ended = f"{name} ended with {status_in_words(ran.returncode)}"
-            return not_done(failure, f"{ended}: {said}" if said else ended)
+            return not_done(failure, f"{ended}: {output}" if output else ended)
         return ran.stdout.strip()
 
 
 def job_of(environ: Mapping[str, str], failure: str) -> SlurmJob | None:
-    """Return the job that this process is in; None outside one, with a line that says so.
+    """Return the job of this process, or None with a warning outside of a job.
 
     Args:
-        environ: its variables.
-        failure: what is not done without a job.
+        environ: the environment variables.
+        failure: the log event to use without a job.
     """
     number = environ.get("SLURM_JOB_ID")
     if number is None:
@@ -226,9 +226,9 @@ def job_of(environ: Mapping[str, str], failure: str) -> SlurmJob | None:
         times = int(restarts)
     else:
         times = 0
-    # SLURM takes the number of an array's last task for all tasks, as it is the array's too, and
-    # that of a heterogeneous job's first component for the comments of all, which goes back only as
-    # a whole. A job that a task of an array submits has its variables.
+    # In an array, SLURM applies the number of the last task to all tasks, because it is also the
+    # array's number. In a heterogeneous job, the first component holds the comment, and the job is
+    # requeued as a whole. A job that an array task submits inherits its variables.
     if environ.get("SLURM_ARRAY_JOB_ID") == number and "SLURM_ARRAY_TASK_ID" in environ:
         number = f"{number}_{environ['SLURM_ARRAY_TASK_ID']}"
     if environ.get("SLURM_JOB_ID_HET_GROUP_0") == number:
@@ -238,90 +238,80 @@ def job_of(environ: Mapping[str, str], failure: str) -> SlurmJob | None:
     return SlurmJob(number, times, environ.get("PATH"), component)
 
 
-def _not_done(failure: str, reason: str, *, tells: bool = True) -> str | None:
-    """Log what is not done, and return None for what SLURM would have said."""
-    (get_logger().warning if tells else get_logger().debug)(failure, reason=reason)
+def _not_done(failure: str, reason: str, *, warns: bool = True) -> str | None:
+    """Log what was not done, and return None as SLURM's missing answer."""
+    (get_logger().warning if warns else get_logger().debug)(failure, reason=reason)
     return None
 
 
-# A run in a SLURM job: a line for those who watch the queue, and a job that goes back to it with
-# its changes.
-
-# A command that ends at once, as those of an array do by the thousand, is no load for SLURM while
-# it runs.
+# Commands that end at once, such as thousands of array tasks, must not put load on SLURM.
 _FIRST_SAID_AFTER_S: Final = 3.0
 
 
 class RunInJob:
-    """Goes along with a run as its companion.
+    """Report a run in its SLURM job; implements a companion.
 
     Args:
         job: the job.
-        most: how often it may go back to the queue; 0: never.
-        tells_all: whether the comment tells every attempt and end; else only those that a next
-            start of the job needs to know of.
+        most: the largest number of requeues; 0: never.
+        shows_all: whether the comment shows every attempt and end. If False, it holds only what the
+            job's next start needs.
     """
 
-    def __init__(self, job: SlurmJob, most: int, *, tells_all: bool = False) -> None:
+    def __init__(self, job: SlurmJob, most: int, *, shows_all: bool = False) -> None:
         self._job = job
         self._most = most
-        self._tells_all = tells_all
+        self._shows_all = shows_all
         self._is_over = threading.Event()
         self._settings: dict[str, FactValue] = {}
         self._setting = threading.Lock()
         self._latest = ""
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that the job's last start left for this one, and say which; none of a
-        job that starts first.
-        """
+        """Return the changes that the job's last start left, and log them."""
         if not self._job.restarts or not self._most:
             return ()
-        settings = state_in(self._job.comment() or "")
+        settings = decode_comment(self._job.comment() or "")
         if not settings:
             return ()
         log = get_logger()
         reason = f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
-        patches, refused = changes_of(settings, policy, reason)
+        patches, refused = permitted_changes(settings, policy, reason)
         if refused:
-            log.warning(
-                "left out of what the job's last start had changed", settings=", ".join(refused)
-            )
+            log.warning("ignored some changes of the job's last start", settings=", ".join(refused))
         if patches:
-            told = {patch.setting: arrow(patch) for patch in patches}
+            changes = {patch.setting: arrow(patch) for patch in patches}
             log.info(
-                "the job goes on with what its last start changed",
-                **told,
+                "beginning with the changes of the job's last start",
+                **changes,
                 restart=self._job.restarts,
             )
         return patches
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Make an attempt the job's comment; a first one without changes once it has run for a
-        while.
-        """
+        """Write an attempt into the comment; a first attempt without changes waits a while."""
         self._settings |= {patch.setting: patch.new for patch in patches if patch.new is not None}
         is_plain = number == 1 and not patches
-        self._say(f"oomguard: attempt {number} runs", _FIRST_SAID_AFTER_S if is_plain else 0.0)
+        self._say(
+            f"oomguard: attempt {number} is running", _FIRST_SAID_AFTER_S if is_plain else 0.0
+        )
 
     def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
-        """Nothing: what is said stands since before the command."""
+        """Do nothing, because the comment is written before the command starts."""
 
     def ended(self, _attempt: Attempt) -> None:
-        """Nothing: the next attempt or the end of the run says it."""
+        """Do nothing, because the next attempt or the end of the run writes the comment."""
 
     def end(self, outcome: Outcome, text: str) -> None:
-        """Make how the run ended the comment, with the changes that the job's next start begins
-        with.
-        """
+        """Write the end of the run and the changes for the job's next start into the comment."""
         self._settings |= {
             patch.setting: patch.new for patch in outcome.left if patch.new is not None
         }
         self._end(text, is_over=outcome.is_stopped)
 
-    def say_error(self, text: str) -> None:
-        """Make why nothing ran the comment."""
-        self._end(cut(" ".join(text.split()), MOST_COMMENT_BYTES))
+    def report_error(self, text: str) -> None:
+        """Write into the comment why nothing ran."""
+        self._end(truncate_utf8(" ".join(text.split()), MOST_COMMENT_BYTES))
 
     def _end(self, text: str, *, is_over: bool = False) -> None:
         with self._setting:
@@ -330,10 +320,9 @@ class RunInJob:
         self._is_over.set()
 
     def requeue(self, outcome: Outcome) -> None:
-        """Put the job back into the queue where its next start may fit: with changes left to make,
-        or on a device that others leave.
+        """Requeue the job if its next start may fit, with more changes or on a free device.
 
-        SLURM ends what runs in the job then, this process too: all else is done before.
+        SLURM then ends the job's processes, this one too, so call this last.
         """
         incident = outcome.attempts[-1].incident
         if not self._most or outcome.is_stopped or incident is None or not incident.is_oom:
@@ -343,25 +332,23 @@ class RunInJob:
         log = get_logger()
         if self._job.restarts >= self._most:
             log.warning(
-                "the job is not requeued: its restarts are used up",
+                "the job is not requeued: no requeue is left",
                 restarts=self._job.restarts,
                 of=self._most,
             )
             return
         changes = {patch.setting: arrow(patch) for patch in outcome.left}
-        if self._job.requeue():  # else it has said why
+        if self._job.requeue():  # otherwise a warning was logged
             log.info(
-                "the job goes back to its queue",
+                "requeuing the job",
                 job=self._job.number,
                 restart=self._job.restarts + 1,
                 **changes,
             )
 
     def _say(self, text: str, after_s: float) -> None:
-        """Set the comment beside the command, whose start does not wait for SLURM; of several the
-        latest stands.
-        """
-        if not self._tells_all and not self._settings:
+        """Set the comment in a thread, so that the command need not wait; the latest one wins."""
+        if not self._shows_all and not self._settings:
             return
         self._latest = text
 
@@ -374,20 +361,21 @@ class RunInJob:
         threading.Thread(target=say, name="oomguard-slurm", daemon=True).start()
 
     def _set(self, text: str, *, is_over: bool = False) -> None:
-        """Set the comment behind what others have made it by now; where that is not known it stays
-        as it is.
-        """
-        if not self._tells_all and not self._settings and not self._job.restarts:
+        """Set oomguard's part of the comment, or nothing if the current comment is unknown."""
+        if not self._shows_all and not self._settings and not self._job.restarts:
             return
-        before = self._job.comment(tells=not is_over)
-        if before is None or not (self._tells_all or self._settings or is_ours(before)):
+        before = self._job.comment(warns=not is_over)
+        if before is None or not (self._shows_all or self._settings or is_ours(before)):
             return
         if self._most:
-            comment = with_state(self._settings, text)
+            comment = encode_comment(self._settings, text)
         else:
             comment = text
         if comment is None:
             get_logger().warning(
-                "the changes are too long for the job's comment: its next start begins without them"
+                "the changes are too long for the job comment, so the next start begins without "
+                "them"
             )
-        self._job.set_comment(behind(before, text if comment is None else comment), is_over=is_over)
+        self._job.set_comment(
+            merge_comment(before, text if comment is None else comment), is_over=is_over
+        )

@@ -1,4 +1,4 @@
-"""The exit status of a failed run by its cause, for a scheduler that reads nothing else."""
+"""Choose the exit status of a failed run by its cause, for schedulers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def by_cause(outcome: Outcome) -> Outcome:
-    """Return how a run ended, with the status of its cause where that is memory or a hang; any
-    other status is the command's own.
+    """Return the outcome with the status of its cause, if that is memory or a hang.
 
-    So it is where memory failed and a permitted change is left: another start, with that change or
-    more relaunches, may end well.
+    Otherwise the command's own status stays. It also stays if a permitted change is left, because
+    another start may then succeed.
     """
     incident = outcome.attempts[-1].incident
     if incident is not None and incident.is_oom:
@@ -37,9 +36,7 @@ def by_cause(outcome: Outcome) -> Outcome:
 
 
 def is_held(incident: Incident) -> bool:
-    """Return whether memory failed for what others hold, so that a later start, or one elsewhere,
-    may fit.
-    """
+    """Return whether memory failed because of other processes, so that a later start may fit."""
     return incident.causes[0].id in _table()["causes"]["device_held"]
 
 

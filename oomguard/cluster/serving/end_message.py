@@ -1,6 +1,4 @@
-"""How a run ended, in a few lines, for who reads no log: Kubernetes' termination message, and
-SLURM's comment of a job.
-"""
+"""Summarize the end of a run for Kubernetes' termination message and SLURM's job comment."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome
 
 
-# Kubernetes takes as much of a container's message: kubelet, MaxContainerTerminationMessageLength.
+# Kubernetes reads this much of a container's message: kubelet,
+# MaxContainerTerminationMessageLength.
 MOST_BYTES: Final = 4096
 DEFAULT_MESSAGE: Final = Path("/dev/termination-log")
 _IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
@@ -25,8 +24,8 @@ MOST_COMMENT_BYTES: Final = 250
 
 
 def message_of(outcome: Outcome) -> str:
-    """Return how the run ended: what, why with numbers, what was tried, what to change; at most
-    ``MOST_BYTES``.
+    """Return a summary of at most ``MOST_BYTES``: what happened, why, the attempts, what to
+    change.
     """
     from oomguard.report.note import note, tried
     from oomguard.report.presentable import drawn
@@ -46,12 +45,13 @@ def message_of(outcome: Outcome) -> str:
         for text in (diagnosis.notes if diagnosis is not None else ())
         if text != last.error
     ]
-    return cut("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
+    return truncate_utf8("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
 
 
 def comment_of(outcome: Outcome) -> str:
-    """Return how the run ended in one line of at most ``MOST_COMMENT_BYTES`` bytes: what first, and
-    the status in any case.
+    """Return a summary in one line of at most ``MOST_COMMENT_BYTES`` bytes.
+
+    What happened comes first, and the line always contains the status.
     """
     from oomguard.report.presentable import drawn
 
@@ -64,7 +64,7 @@ def comment_of(outcome: Outcome) -> str:
     if not why or end.startswith(why):
         return f"oomguard: {end}"
     left = MOST_COMMENT_BYTES - len(f"oomguard: ; {end}".encode())
-    return f"oomguard: {cut(' '.join(drawn(why).split()), left)}; {end}"
+    return f"oomguard: {truncate_utf8(' '.join(drawn(why).split()), left)}; {end}"
 
 
 def _end(outcome: Outcome) -> str:
@@ -73,16 +73,18 @@ def _end(outcome: Outcome) -> str:
 
 
 def message_of_error(error: OomguardError) -> str:
-    """Return why nothing ran: what is wrong, and what to do; at most ``MOST_BYTES``."""
+    """Return why nothing ran and what to do, in at most ``MOST_BYTES``."""
     from oomguard.report.presentable import drawn
 
     hint = getattr(error, "hint", None)
     lines = [f"oomguard: {drawn(str(error))}", *([f"  {drawn(hint)}"] if hint else [])]
-    return cut("\n".join([*lines, f"  {status_in_words(exit_status_of(error))}"]), MOST_BYTES)
+    return truncate_utf8(
+        "\n".join([*lines, f"  {status_in_words(exit_status_of(error))}"]), MOST_BYTES
+    )
 
 
-def cut(text: str, most_bytes: int) -> str:
-    """Return a text of at most so many bytes of UTF-8, cut between characters."""
+def truncate_utf8(text: str, most_bytes: int) -> str:
+    """Cut a text to a number of UTF-8 bytes, between characters."""
     data = text.encode("utf-8", "replace")
     if len(data) <= most_bytes:
         return text
@@ -90,8 +92,9 @@ def cut(text: str, most_bytes: int) -> str:
 
 
 def message_place(asked: str | None, environ: Mapping[str, str]) -> Path | None:
-    """Return where the termination message goes: where it was asked for, else in a pod where
-    Kubernetes reads it.
+    """Return the path of the termination message, or None if nobody needs one.
+
+    It is the user's path, or in a pod the path that Kubernetes reads.
     """
     if asked is not None:
         return Path(asked)
@@ -104,7 +107,7 @@ def message_place(asked: str | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def leave_message(place: Path, text: str) -> None:
-    """Write how a run ended that failed; a place that cannot be written is told."""
+    """Write the summary of a failed run; log a warning if the path is not writable."""
     try:
         place.write_text(text, encoding="utf-8")
     except OSError as error:

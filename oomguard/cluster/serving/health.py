@@ -1,5 +1,5 @@
-"""Health that sees a hang: looks at a server while it runs, says what is wrong, and ends it where
-that is asked for.
+"""Detect a hung server: watch it while it runs, report problems, and end it if the user wants
+that.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from oomguard.engines.command import Launch
 from oomguard.engines.server import ListenAddress, ServingNames, address_of, serving_names
 from oomguard.supervisor import tree
 
-# The processes of an engine below its server, by the titles that they give themselves: their
-# states, and the CPU time they took.
+# Find the processes of an engine below its server by their process titles, with state and CPU time.
 
 _PROC: Final = Path("/proc")
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
@@ -35,12 +34,12 @@ _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class EngineProcesses:
-    """What /proc tells of them.
+    """Describe the processes of an engine, from /proc.
 
     Attributes:
-        cores: the processes whose loop takes the engine's steps.
-        stopped: cores that a signal has stopped.
-        cpu_s: CPU time of cores and workers, since they began.
+        cores: the processes that run the engine's steps.
+        stopped: the cores that a signal has stopped.
+        cpu_s: the CPU seconds of all cores and workers since they began.
     """
 
     cores: tuple[int, ...] = ()
@@ -49,9 +48,7 @@ class EngineProcesses:
 
 
 def engine_processes(root: int, titles: dict[str, Any]) -> EngineProcesses:
-    """Return the engine's processes below ``root``; none where they have no titles, or /proc says
-    nothing.
-    """
+    """Return the engine's processes below ``root``; empty without process titles."""
     cores: list[int] = []
     cpu_s = 0.0
     for pid in tree.descendants(root):
@@ -65,7 +62,7 @@ def engine_processes(root: int, titles: dict[str, Any]) -> EngineProcesses:
 
 
 def cpu_of(pid: int) -> float:
-    """Return the CPU seconds that a process took itself; 0 where it is gone."""
+    """Return the CPU seconds of a process without its children, or 0 if it has ended."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_A_S
@@ -78,7 +75,7 @@ def _is(title: str, endings: Sequence[str]) -> bool:
 
 
 def _title(pid: int) -> str:
-    """Return the first word of a process's command line: a title takes its place."""
+    """Return the first word of a process's command line, which a process title replaces."""
     try:
         return (
             (_PROC / str(pid) / "cmdline")
@@ -90,20 +87,17 @@ def _title(pid: int) -> str:
         return ""
 
 
-# One question to a server on this machine, over TCP, TLS or a Unix socket, answered in time or not
-# at all.
-
 OK: Final = 200
-NOBODY: Final = "nobody listens"
-ANSWER_S: Final = 10.0  # what a healthy front answers within
+NOBODY: Final = "nothing listens there"
+ANSWER_S: Final = 10.0  # a healthy server answers within this time
 _MOST_BYTES: Final = 16 << 20
-# where it listens, and where it is asked
+# the listening address, and the address for requests
 _ANY: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: the status, and the text."""
+    """Hold the status and text of an HTTP answer."""
 
     status: int
     text: str
@@ -122,8 +116,9 @@ class _OverUnix(http.client.HTTPConnection):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is asked, and with what key; over TLS no certificate is checked, as the server
-    is our own command.
+    """Hold a server's address and API key.
+
+    Over TLS no certificate is checked, because the server is our own command.
     """
 
     address: ListenAddress
@@ -133,7 +128,7 @@ class Server:
     def ask(
         self, path: str, *, limit_s: float, body: Mapping[str, Any] | None = None
     ) -> Answer | str:
-        """Return the answer, or in a word why none came within ``limit_s``."""
+        """Return the answer, or a short reason why none came within ``limit_s``."""
         until_s = time.monotonic() + limit_s
         connection = self._connection(limit_s)
         if self.key:
@@ -146,7 +141,7 @@ class Server:
             else:
                 headers["Content-Type"] = "application/json"
                 connection.request("POST", path, json.dumps(body), headers)
-            if connection.sock is not None:  # what connecting took is gone
+            if connection.sock is not None:  # subtract the time of the connection
                 connection.sock.settimeout(max(0.1, until_s - time.monotonic()))
             response = connection.getresponse()
             return Answer(response.status, response.read(_MOST_BYTES).decode("utf-8", "replace"))
@@ -172,14 +167,11 @@ class Server:
         return http.client.HTTPSConnection(host, port, timeout=limit_s, context=context)
 
 
-# Requests that wait for an answer, as the kernel tells of the connections to a server: nothing is
-# sent to the server, nothing is read.
-#
-# A server that counts nothing, or got stuck before it counted a request, still has the connection
-# that the request came through. The kernel knows for each when it last carried bytes in either
-# direction (struct tcp_info of include/uapi/linux/tcp.h, asked for through sock_diag(7)): bytes
-# that came after the last ones that went out are a request without an answer, or the first part of
-# one.
+# The kernel shows requests without an answer, without any traffic to the server. A server that
+# counts nothing, or hung before it counted a request, still has the request's connection. For each
+# connection the kernel knows when it last carried bytes in each direction (struct tcp_info of
+# include/uapi/linux/tcp.h, through sock_diag(7)). If bytes came in after the last bytes went out, a
+# request or a part of one waits for its answer.
 
 _SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
@@ -190,8 +182,8 @@ _ESTABLISHED: Final = 1 << 1
 _INFO: Final = 2  # INET_DIAG_INFO
 _HEAD: Final = struct.Struct("=IHHII")  # struct nlmsghdr
 _MESSAGE_BYTES: Final = 72  # struct inet_diag_msg, attributes follow
-# Offsets in struct tcp_info: milliseconds since bytes were sent and received, how many were sent
-# and confirmed, and how many came in all.
+# Offsets in struct tcp_info: milliseconds since bytes were sent and received, bytes sent and
+# acknowledged, and bytes received.
 _SENT = 44
 _RECEIVED = 52
 _WENT = 120
@@ -199,10 +191,8 @@ _CAME = 128
 _LIMIT_S: Final = 2.0
 
 
-def unanswered_s(port: int) -> tuple[float, ...] | None:
-    """Return for how many seconds each request at a local port waits; None where the kernel does
-    not tell.
-    """
+def request_waits_s(port: int) -> tuple[float, ...] | None:
+    """Return the seconds that each request at a local port has waited, or None if unknown."""
     waits: list[float] = []
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
@@ -245,7 +235,7 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
 
 
 def _wait_s(message: bytes, port: int) -> float | None:
-    """Return how long the request of a connection waits; None where none does."""
+    """Return how long the request of a connection has waited, or None if none waits."""
     if struct.unpack_from(">H", message, 4)[0] != port:
         return None
     at = _MESSAGE_BYTES
@@ -258,8 +248,8 @@ def _wait_s(message: bytes, port: int) -> float | None:
                 struct.unpack_from("=I", info, _RECEIVED),
             )
             went, came = struct.unpack_from("=QQ", info, _WENT)
-            # The kernel's clock ticks every few milliseconds: where both fell into one tick, a
-            # first request has had no byte back.
+            # The kernel's clock ticks every few milliseconds. If both times are in one tick, check
+            # whether the first request has had any byte back.
             if came and (received < sent or not went):
                 return float(received) / 1000
             return None
@@ -267,10 +257,10 @@ def _wait_s(message: bytes, port: int) -> float | None:
     return None
 
 
-# What a server's /metrics says of its engines: requests in a step, and what changes when the
-# scheduler takes one.
+# Read a server's /metrics: the requests in a step, and counters that change when the scheduler
+# takes a step.
 
-# A row of the Prometheus text format 0.0.4: name, labels, value; a time may follow.
+# A row of the Prometheus text format 0.0.4: name, labels, value and an optional time.
 _ROW: Final = re.compile(
     r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*$", re.MULTILINE
 )
@@ -279,12 +269,12 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(slots=True)
 class Counters:
-    """One engine behind the server.
+    """Hold the counters of one engine behind the server.
 
     Attributes:
-        running: requests in a step, as it last counted; None where that is not printed.
-        sleeps: whether it was told to sleep, and takes no step.
-        progress: what changes when the scheduler takes a step, by name and labels.
+        running: the requests in a step, or None if the server does not report them.
+        sleeps: whether the engine was put to sleep, so that it takes no step.
+        progress: the counters that change when the scheduler takes a step, by name and labels.
     """
 
     running: float | None = None
@@ -293,8 +283,9 @@ class Counters:
 
 
 def read_counters(text: str, names: Mapping[str, Any]) -> dict[str, Counters]:
-    """Return the counters of each engine by its label, "" where it has none; empty where the text
-    is another server's.
+    """Return the counters of each engine by its label.
+
+    The label is "" if the engine has none. The result is empty for another kind of server.
     """
     found: dict[str, Counters] = {}
     progress = frozenset(names["progress"])
@@ -318,37 +309,32 @@ def read_counters(text: str, names: Mapping[str, Any]) -> dict[str, Counters]:
     return found
 
 
-# Whether a server's engine goes on, judged from looks at it: pure, so that every case can be tried
-# without a server.
-#
-# A server that answers ``/health`` may be stuck: the front answers, the scheduler behind it takes
-# no step. What tells the two apart is whether anything that a step changes has changed while a
-# request waited. A long prompt is no hang: each of its chunks changes the share of the KV cache in
-# use, though no token is counted before the last. A single step that takes longer than the limit
-# cannot be told from a hang by anything outside, and the limit is generous for that reason.
+# Progress is judged from looks at the server, without any input or output, so that tests can try
+# every case. A server that answers ``/health`` may hang: its front answers, but the scheduler takes
+# no step. A hang means that a request waited while no counter changed. A long prompt is not a hang,
+# because each chunk changes the share of the KV cache in use. A single step that is longer than the
+# limit looks like a hang, so the limit is generous.
 
-# A server ends by itself within seconds of its engine's death; what lives on after this does not.
+# A server normally ends within seconds of its engine's death. If it lives longer, it hangs.
 CORE_GONE_S: Final = 30.0
-# Looks that lie so much further apart than planned: we stood still ourselves, and nothing was seen
-# meanwhile.
+# If looks are this much further apart than planned, oomguard itself was stopped and saw nothing.
 _GAP_RATIO: Final = 4
-# An engine that takes less CPU than this share of the time does nothing.
+# An engine that uses less CPU than this share of the time is idle.
 _IDLE_RATIO: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look saw.
+class HealthSample:
+    """Hold the observations of one look.
 
     Attributes:
-        began_s: when it began, on the monotonic clock: the server may take its time to answer.
+        began_s: when it began, on the monotonic clock; the server may answer slowly.
         at_s: when it ended.
-        engines: the counters of each engine by its label; empty where nothing counts, None where
-            the server did not answer.
-        waits_s: for how long each request at the port waits for its answer; None where the kernel
-            does not tell.
+        engines: the counters of each engine by its label. Empty: no counters. None: no answer.
+        waits_s: the seconds that each request has waited, or None if the kernel does not report
+            them.
         processes: the engine's processes.
-        is_paused: whether the server itself is stopped by a signal, so by somebody.
+        is_paused: whether a signal stopped the server itself.
     """
 
     began_s: float
@@ -361,16 +347,15 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class EngineProblem:
-    """What is wrong with the engine.
+    """Describe what is wrong with the engine.
 
     Attributes:
-        what: in words, with its numbers.
-        is_sure: whether nothing else explains it; else a request that goes through the engine
-            decides.
-        is_dead: the engine's process is gone, and its server lives on.
-        is_counted: the engine's own counters say it.
-        has_counters: whether the engine counts at all.
-        may_be_asked: whether such a request would reach this engine.
+        what: a text with numbers.
+        is_sure: whether there is no other explanation. If not, a test request decides.
+        is_dead: whether the engine's process has ended while its server lives.
+        is_counted: whether the engine's own counters show it.
+        has_counters: whether the engine has counters at all.
+        may_be_asked: whether a test request would reach this engine.
     """
 
     what: str
@@ -382,19 +367,19 @@ class EngineProblem:
 
 
 class ProgressMonitor:
-    """Judges looks that come one after the other.
+    """Judge a series of looks.
 
     Args:
-        limit_s: a request that waits for so long while nothing moves is a hang.
-        every_s: looks come so often.
-        had_cores: the engine's core was there when its server answered first.
+        limit_s: the seconds without progress after which a waiting request means a hang.
+        every_s: the interval of looks in seconds.
+        had_cores: whether the engine's core existed when its server first answered.
     """
 
     def __init__(self, limit_s: float, every_s: float, *, had_cores: bool = False) -> None:
         self._limit_s = limit_s
         self._every_s = every_s
-        self._last: Look | None = None
-        self._quiet_s: dict[str, float] = {}  # since when nothing moves in an engine that has work
+        self._last: HealthSample | None = None
+        self._quiet_s: dict[str, float] = {}  # since when an engine with work has made no progress
         self._moved_s = self._silent_s = self._idle_s = 0.0
         self._idle_cpu_s = 0.0
         self._stopped_s: dict[int, float] = {}
@@ -402,15 +387,15 @@ class ProgressMonitor:
         self._had_cores = had_cores
 
     def forget(self, at_s: float) -> None:
-        """Begin anew: the engine has answered, or nothing was seen for a while."""
+        """Start again, because the engine answered or oomguard saw nothing for a while."""
         self._last = None
         self._quiet_s = {}
         self._stopped_s = {}
         self._gone_s = None
         self._moved_s = self._silent_s = self._idle_s = at_s
 
-    def see(self, look: Look) -> EngineProblem | None:
-        """Take a look; return what is wrong, None where nothing is or the limit is not reached."""
+    def see(self, look: HealthSample) -> EngineProblem | None:
+        """Judge a look; return the problem, or None without one within the limit."""
         last = self._last
         if (
             last is None
@@ -430,7 +415,7 @@ class ProgressMonitor:
             or self._waiting(look)
         )
 
-    def _note_counters(self, look: Look, last: Look | None) -> None:
+    def _note_counters(self, look: HealthSample, last: HealthSample | None) -> None:
         if look.engines is not None:
             self._silent_s = look.at_s
         for label, engine in (look.engines or {}).items():
@@ -444,7 +429,7 @@ class ProgressMonitor:
             if moved or engine.sleeps or not engine.running:
                 self._quiet_s[label] = look.at_s
 
-    def _note_processes(self, look: Look) -> None:
+    def _note_processes(self, look: HealthSample) -> None:
         now = look.processes
         if now.cpu_s - self._idle_cpu_s > _IDLE_RATIO * max(
             self._every_s, look.at_s - self._idle_s
@@ -459,26 +444,26 @@ class ProgressMonitor:
         else:
             self._gone_s = None
 
-    def _gone(self, look: Look) -> EngineProblem | None:
+    def _gone(self, look: HealthSample) -> EngineProblem | None:
         if self._gone_s is None or look.at_s - self._gone_s < min(CORE_GONE_S, self._limit_s):
             return None
         what = (
-            f"its engine core has been gone for {look.at_s - self._gone_s:.0f} s and the server "
-            "lives on"
+            f"its engine core has been gone for {look.at_s - self._gone_s:.0f} s, but the server "
+            "still runs"
         )
         return EngineProblem(what, is_sure=True, is_dead=True)
 
-    def _stopped(self, look: Look) -> EngineProblem | None:
+    def _stopped(self, look: HealthSample) -> EngineProblem | None:
         for pid, since_s in self._stopped_s.items():
             if look.at_s - since_s >= self._limit_s:
                 what = (
                     f"a signal stopped its engine core {pid} {look.at_s - since_s:.0f} s ago, and "
-                    "nothing continued it"
+                    "it was not continued"
                 )
                 return EngineProblem(what, is_sure=True)
         return None
 
-    def _quiet(self, look: Look) -> EngineProblem | None:
+    def _quiet(self, look: HealthSample) -> EngineProblem | None:
         for label, since_s in self._quiet_s.items():
             engine = (look.engines or {}).get(label)
             if engine is None or look.at_s - since_s < self._limit_s:
@@ -488,7 +473,7 @@ class ProgressMonitor:
             else:
                 whose = ""
             what = (
-                f"{engine.running:g} requests{whose} in a step, and no counter moved for "
+                f"{engine.running:g} requests{whose} in a step, but no counter moved for "
                 f"{look.at_s - since_s:.0f} s"
             )
             return EngineProblem(
@@ -496,18 +481,17 @@ class ProgressMonitor:
             )
         return None
 
-    def _silent(self, look: Look) -> EngineProblem | None:
+    def _silent(self, look: HealthSample) -> EngineProblem | None:
         if look.engines is not None or look.at_s - self._silent_s < self._limit_s:
             return None
         return EngineProblem(
-            f"the server has answered nothing for {look.at_s - self._silent_s:.0f} s", is_sure=True
+            f"the server has not answered for {look.at_s - self._silent_s:.0f} s", is_sure=True
         )
 
-    def _waiting(self, look: Look) -> EngineProblem | None:
-        """Judge by the connections: stuck before it counted the request, or it counts nothing.
+    def _waiting(self, look: HealthSample) -> EngineProblem | None:
+        """Judge by connections, for an engine without counters or one that hung before it counted.
 
-        Without counters the CPU time of the engine's processes has to stand in: one that computes
-        may be at work.
+        Without counters, CPU time of the engine's processes counts as work.
         """
         longest_s = max(look.waits_s or (0.0,))
         if longest_s < self._limit_s or look.engines is None:
@@ -518,55 +502,51 @@ class ProgressMonitor:
         if look.engines:
             what = "no counter moved"
         else:
-            what = "nothing is counted"
+            what = "the server has no counters"
         waited = f"a request has waited for {longest_s:.0f} s"
         if look.engines:
-            told = f"{waited} and {what} for {still_s:.0f} s"
+            text = f"{waited} and {what} for {still_s:.0f} s"
         else:
-            told = f"{waited} and {what}"
-        return EngineProblem(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
+            text = f"{waited} and {what}"
+        return EngineProblem(f"{text}{self._cpu(look)}", has_counters=bool(look.engines))
 
-    def _cpu(self, look: Look) -> str:
-        """Return what is known of its processes' CPU time, to be put behind a finding; empty where
-        that is nothing.
-        """
+    def _cpu(self, look: HealthSample) -> str:
+        """Return what is known about the processes' CPU time as the end of a message, or ""."""
         if not look.processes.cores:
             return ""
         idle_s = look.at_s - self._idle_s
         is_idle = idle_s >= self._limit_s / 2
         if is_idle:
-            return f"; its processes are idle for {idle_s:.0f} s"
-        return "; its processes take CPU time"
+            return f"; its processes have been idle for {idle_s:.0f} s"
+        return "; its processes use CPU time"
 
 
-# Looking at a server that answers: its counters, its connections, its processes, and a request of
-# one token where these leave it open.
+# Look at a server that answers: counters, connections, processes. If they leave a question, send a
+# test request of one token.
 
 _SERVER_ERROR: Final = 500
 
 
 def looks_every_s(limit_s: float) -> float:
-    """Return how often a server is looked at: a twentieth of the limit, between 0.25 and 15 s."""
+    """Return the interval of looks in seconds: 1/20 of the limit, between 0.25 and 15."""
     return min(15.0, max(0.25, limit_s / 20))
 
 
 def answer_limit_s(limit_s: float) -> float:
-    """Return how long a request of one token may take that decides over a hang: a quarter of the
-    limit, between 2 and 30 s.
-    """
+    """Return the time limit of a test request in seconds: 1/4 of the limit, between 2 and 30."""
     return min(30.0, max(2.0, limit_s / 4))
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The front answered and the engine was not asked: ``why`` says what came instead."""
+class NoEngineAnswer:
+    """Report that the engine was not tested; ``why`` is what the front answered."""
 
     why: str
 
 
 @dataclass(slots=True)
-class LookedAt:
-    """One server that answers, and how it is looked at."""
+class ServerWatch:
+    """Watch one server that answers."""
 
     health: Health
     server: Server
@@ -577,7 +557,7 @@ class LookedAt:
     _model: str | None = None
 
     def watch(self) -> None:
-        """Look until the attempt ends, or the server is ended for what was found."""
+        """Look until the attempt ends, or until the server is ended because of a problem."""
         limit_s = self.health.limit_s
         every_s = looks_every_s(limit_s)
         progress = ProgressMonitor(limit_s, every_s, had_cores=self.health.had_cores)
@@ -585,11 +565,11 @@ class LookedAt:
         while not self.over.wait(every_s):
             finding = progress.see(self._look())
             if finding is None:
-                self.health.goes_on()
+                self.health.record_progress()
             elif self._holds(finding, progress) and self.health.found(finding, self.over):
                 return
 
-    def _look(self) -> Look:
+    def _look(self) -> HealthSample:
         began_s = time.monotonic()
         answer = self.server.ask(
             self.names.metrics["path"], limit_s=min(ANSWER_S, self.health.limit_s)
@@ -603,37 +583,33 @@ class LookedAt:
             if not engines:
                 self._tell_uncounted(answer)
         if self.server.address.path is None:
-            waits_s = unanswered_s(self.server.address.port)
+            waits_s = request_waits_s(self.server.address.port)
         else:
             waits_s = None
         processes = engine_processes(self.pid, dict(self.names.processes))
-        return Look(
+        return HealthSample(
             began_s, time.monotonic(), engines, waits_s, processes, tree.is_stopped(self.pid)
         )
 
     def _tell_uncounted(self, answer: Answer) -> None:
         path = self.names.metrics["path"]
         if self.counts_nothing:
-            why = (
-                f"{self.names.metrics['off_flags'][0]} leaves {path} without the engine's counters"
-            )
+            why = f"{self.names.metrics['off_flags'][0]} removes the engine's counters from {path}"
         elif answer.status == OK:
             why = f"{path} has no counters of this engine"
         else:
             why = f"{path} answers {answer.status}"
         if self.server.address.path is None:
-            left = "the time that requests wait, and the CPU time of its processes"
+            left = "the waiting time of requests, and the CPU time of its processes"
         else:
             left = "nothing"
-        self.health.cannot_see(why, left=left)
+        self.health.warn_unwatched(why, left=left)
 
     def _holds(self, finding: EngineProblem, progress: ProgressMonitor) -> bool:
-        """Return whether the finding stands: nothing else explains it, or a request through the
-        engine gets no answer.
-        """
+        """Return whether a problem is real: no other explanation, or the test request fails."""
         if finding.is_sure or self.health.wrong is not None or not finding.may_be_asked:
             return True
-        answers: list[Answer | Elsewhere | str] = []
+        answers: list[Answer | NoEngineAnswer | str] = []
         if finding.has_counters:
             limit_s = answer_limit_s(self.health.limit_s)
         else:
@@ -652,36 +628,35 @@ class LookedAt:
         else:
             answer = "no answer"
         if moved or (isinstance(answer, Answer) and answer.status == OK):
-            get_logger().debug("the engine goes on", though=finding.what)
+            get_logger().debug("the engine works again", though=finding.what)
             progress.forget(time.monotonic())
             return False
-        if isinstance(answer, Elsewhere):
-            self.health.cannot_see("it takes no request that tells", reason=answer.why)
+        if isinstance(answer, NoEngineAnswer):
+            self.health.warn_unwatched("it accepts no test request", reason=answer.why)
             return finding.is_counted
-        if isinstance(answer, Answer) and answer.status < _SERVER_ERROR:  # the front's own word
-            self.health.cannot_see("it takes no request that tells", status=answer.status)
+        # the front itself reports a dead engine
+        if isinstance(answer, Answer) and answer.status < _SERVER_ERROR:
+            self.health.warn_unwatched("it accepts no test request", status=answer.status)
             return finding.is_counted
         return True
 
-    def _asked(self, limit_s: float) -> Answer | Elsewhere | str:
-        """Ask for one token; whatever a server answers, and whatever goes wrong with that, is an
-        answer.
-        """
+    def _asked(self, limit_s: float) -> Answer | NoEngineAnswer | str:
+        """Request one token; every answer of the server, even an error, proves that it works."""
         try:
             return self._ask(limit_s)
         except Exception as error:  # noqa: BLE001
-            # a thread of our own: what it raises would stand on the command's standard error
-            return Elsewhere(f"{type(error).__name__}: {error}")
+            # An error in this thread would print a traceback on the command's standard error.
+            return NoEngineAnswer(f"{type(error).__name__}: {error}")
 
-    def _ask(self, limit_s: float) -> Answer | Elsewhere | str:
+    def _ask(self, limit_s: float) -> Answer | NoEngineAnswer | str:
         if self._model is None:
             path = self.names.http["models"]
-            told = self.server.ask(path, limit_s=ANSWER_S)
-            if not isinstance(told, Answer) or told.status != OK:
-                return told
-            self._model = _first_model(told.text)
+            answer = self.server.ask(path, limit_s=ANSWER_S)
+            if not isinstance(answer, Answer) or answer.status != OK:
+                return answer
+            self._model = _first_model(answer.text)
             if self._model is None:
-                return Elsewhere(f"{path} names no model")
+                return NoEngineAnswer(f"{path} lists no model")
         path = self.names.http["ask"]
         body = {"model": self._model, **self.names.http["body"]}
         answer = self.server.ask(path, limit_s=limit_s, body=body)
@@ -690,12 +665,12 @@ class LookedAt:
             and answer.status == OK
             and not isinstance(_parsed(answer.text), dict)
         ):
-            return Elsewhere(f"{path} answers something else than an engine does")
+            return NoEngineAnswer(f"{path} does not answer like an engine")
         return answer
 
 
 def _first_model(text: str) -> str | None:
-    """Return the first model of a list as OpenAI's API has it; None where the text is none."""
+    """Return the first model of an OpenAI model list, or None if the text is not one."""
     match _parsed(text):
         case {"data": [{"id": str(name)}, *_]}:
             return name
@@ -709,28 +684,27 @@ def _parsed(text: str) -> object:
         return None
 
 
-# A run of seconds never looks at its health: what does is loaded in its own thread.
+# Load the modules in the thread, because a short run never needs them.
 
 _FIRST_LOOK_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class Health:
-    """Goes along with a run of an engine's server, as its companion.
+    """Watch the server of a run; implements a companion.
 
     Attributes:
-        engine: the engine's name.
-        limit_s: a request that waits for so long while nothing moves is a hang.
-        end: ends the command's processes; called from a thread.
-        acts: end a server that hangs; else say it and go on. One whose engine is gone is ended in
-            any case.
-        asked_for: whether the user asked to watch, so that it is told where that cannot be done.
-        environ: variables of the command.
-        is_stopped: whether the user asked to stop: then its end is none of ours.
-        is_ready: whether the server has answered in the attempt under way.
-        wrong: what is wrong with it now; None: nothing that is known.
-        had_cores: whether the engine's core was there when the server answered: it may die before
-            the first look.
+        engine: the name of the engine.
+        limit_s: the seconds without progress after which a waiting request means a hang.
+        end: ends the command's processes. It is called from a thread.
+        acts: whether to end a server that hangs. A server whose engine has died is always ended.
+        asked_for: whether the user asked to watch, so that oomguard reports when it cannot.
+        environ: the environment variables of the command.
+        is_stopped: returns whether the user stopped the run; then oomguard does not end it.
+        is_ready: whether the server has answered in this attempt.
+        wrong: the current problem, or None.
+        had_cores: whether the engine's core existed when the server answered. It may die before the
+            first look.
     """
 
     engine: str
@@ -745,10 +719,10 @@ class Health:
     had_cores: bool = False
     _ended: TerminationReason | None = None
     _over: threading.Event = field(default_factory=threading.Event)
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def began(self, _number: int, launch: Launch, pid: int | None) -> None:
-        """Begin to look at the server of an attempt."""
+        """Start to watch the server of an attempt."""
         self.is_ready = False
         self.wrong = None
         self._ended = None
@@ -758,10 +732,10 @@ class Health:
         if names is None or pid is None:
             return
         if address is None:
-            self.cannot_see(
-                "its address is not known from its command", hint="give --host and --port"
+            self.warn_unwatched(
+                "its command does not show its address", hint="give --host and --port"
             )
-            self.is_ready = True  # nobody can tell; who waits for it would wait for ever
+            self.is_ready = True  # readiness is unknown, and a client would wait for it forever
             return
         self._over = threading.Event()
         given = (argv, pid, address, names, self._over)
@@ -770,11 +744,11 @@ class Health:
         ).start()
 
     def ended(self, _attempt: Attempt) -> None:
-        """Stop looking: the attempt has ended."""
-        self._over.set()  # its thread may wait for an answer: nothing waits for it
+        """Stop watching, because the attempt has ended."""
+        self._over.set()  # its thread may wait for an answer, so do not join it
 
     def ended_by_us(self) -> TerminationReason | None:
-        """Return why we ended the last attempt; None where it ended by itself."""
+        """Return why oomguard ended the last attempt, or None."""
         self._over.set()
         return self._ended
 
@@ -792,23 +766,20 @@ class Health:
         try:
             server = Server(address, names.speaks_tls(argv), names.key(argv, self.environ))
             if self._answers(server, names, pid, over) and self.limit_s > 0:
-                LookedAt(self, server, names, pid, over, names.counts_nothing(argv)).watch()
+                ServerWatch(self, server, names, pid, over, names.counts_nothing(argv)).watch()
         except Exception as error:  # noqa: BLE001 - the run goes on, whatever a server answers
-            self.cannot_see(f"{type(error).__name__}: {error}")
+            self.warn_unwatched(f"{type(error).__name__}: {error}")
 
     def _answers(
         self, server: Server, names: ServingNames, pid: int, over: threading.Event
     ) -> bool:
-        """Wait until the server answers; return False where the attempt ended before, or another
-        server answers.
-        """
+        """Wait until the server answers; return False if it never does in this attempt."""
 
         is_ours = False
         while True:
             answer = server.ask(names.http["health"], limit_s=ANSWER_S)
-            if (
-                answer != NOBODY and not is_ours
-            ):  # whatever it says: another server need not know the question
+            if answer != NOBODY and not is_ours:
+                # Any status counts, because another server may not know the path.
                 listening = self._listening(server.address, pid)
                 if listening is False:
                     return False
@@ -816,7 +787,7 @@ class Health:
             if isinstance(answer, Answer) and answer.status == OK:
                 break
             if not isinstance(answer, Answer) and "SSL" in answer:
-                self.cannot_see("it is not to be asked over TLS", reason=answer)
+                self.warn_unwatched("its TLS setup does not allow test requests", reason=answer)
             if over.wait(_FIRST_LOOK_S):
                 return False
 
@@ -826,51 +797,55 @@ class Health:
         return True
 
     def _listening(self, address: ListenAddress, pid: int) -> bool | None:
-        """Return whether the command listens at its address; False where another does instead,
-        which is told; None: not known.
+        """Return whether the command listens at its address, or None if unknown.
+
+        If another process listens there, log it and return False.
         """
         from oomguard.analyst.listeners import listening_at
 
         found = {bound: pids for bound, pids in listening_at(address).items() if pids}
-        pids = {one for each in found.values() for one in each}
+        pids = set().union(*found.values())
         if not pids or pids & {pid, *tree.descendants(pid)}:
             if pids:
                 return True
             return None
-        told = ", ".join(sorted(map(str, found)))
-        self.cannot_see("another server answers at its address", address=told, pids=sorted(pids))
+        addresses = ", ".join(sorted(map(str, found)))
+        self.warn_unwatched(
+            "another server answers at its address", address=addresses, pids=sorted(pids)
+        )
         return False
 
-    def cannot_see(self, why: str, **told: object) -> None:
-        """Say, once, that something of the server is not watched."""
-        if why not in self._told:
-            self._told.add(why)
+    def warn_unwatched(self, why: str, **fields: object) -> None:
+        """Log once that the server cannot be watched completely."""
+        if why not in self._warned:
+            self._warned.add(why)
             log = get_logger()
-            if self.asked_for or "pids" in told:
+            if self.asked_for or "pids" in fields:
                 tell = log.warning
             else:
                 tell = log.debug
-            tell(f"a hang of the server may not be seen: {why}", **told)
+            tell(f"oomguard may not see a hang of the server: {why}", **fields)
 
     def found(self, finding: EngineProblem, over: threading.Event) -> bool:
-        """Tell what was found; return whether the server was ended for it."""
+        """Report a problem; return whether oomguard ended the server for it."""
         log = get_logger()
         why = f"{'the engine is gone' if finding.is_dead else 'the server hangs'}: {finding.what}"
         acts = self.acts or finding.is_dead
         if over.is_set() or self.is_stopped():
             return True
         if self.wrong is None:
-            log.warning(why) if acts else log.warning(why, to_end_it="give --restart on-failure")
+            log.warning(why) if acts else log.warning(why, to_end_it="add --restart on-failure")
         self.wrong = why
         if acts:
             self._ended = TerminationReason(why, is_hang=not finding.is_dead)
             self.end(over)
         return acts
 
-    def goes_on(self) -> None:
-        """Note that the server works, and say so where it was told otherwise; one that is being
-        stopped moves for that.
+    def record_progress(self) -> None:
+        """Record that the server works, and log it after a problem.
+
+        A server that is being stopped may also move, so that does not count.
         """
         if self.wrong is not None and not self.is_stopped():
-            get_logger().info("the server goes on", after=self.wrong)
+            get_logger().info("the server works again", after=self.wrong)
             self.wrong = None

@@ -1,5 +1,6 @@
-"""Probes over HTTP that see a hang: answered by the run, for a server whose own ``/health`` answers
-200 on a stuck scheduler.
+"""Answer HTTP probes that detect a hang.
+
+A server's own ``/health`` may answer 200 although its scheduler hangs.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Final
 
+from oomguard.core.http_port import HttpAddress, HttpPort, listening_at
 from oomguard.core.log import get_logger
-from oomguard.telemetry.http_server import HttpPort
-from oomguard.telemetry.run_metrics import MetricsAddress, listening_at
 
 if TYPE_CHECKING:
     from oomguard.cluster.serving.health import Health
@@ -25,38 +25,39 @@ _NOT_FOUND = 404
 
 
 class Probes:
-    """Answers probes until the process ends; heard of attempts as a companion.
+    """Answer probes until the process ends; also a companion of the run.
 
     Args:
-        address: where it listens.
-        health: of the server; None: the command is none that is known, and is ready while it runs.
+        address: the address to listen at.
+        health: the health monitor. None: the command is not a known server, so it is ready while it
+            runs.
 
     Attributes:
-        address: with the port that it has.
+        address: the address with the real port.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the address is not available.
     """
 
-    def __init__(self, address: MetricsAddress, health: Health | None) -> None:
+    def __init__(self, address: HttpAddress, health: Health | None) -> None:
         self._health = health
         self._is_running = False
         listening = listening_at(address)
-        self.address = MetricsAddress(address.host, listening.getsockname()[1])
+        self.address = HttpAddress(address.host, listening.getsockname()[1])
         threading.Thread(
             target=self._serve, args=(listening,), name="oomguard-probes", daemon=True
         ).start()
 
     def began(self, _number: int, _launch: object, _pid: int | None) -> None:
-        """Note that the command runs."""
+        """Record that the command runs."""
         self._is_running = True
 
     def ended(self, _attempt: object) -> None:
-        """Note that it does not, until another attempt begins."""
+        """Record that no command runs until the next attempt."""
         self._is_running = False
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Return status and text for a path."""
+        """Return the status and text for a path."""
         if self._health is not None:
             wrong = self._health.wrong
         else:
@@ -70,7 +71,7 @@ class Probes:
         if wrong is not None:
             return _UNAVAILABLE, wrong
         if not self._is_running:
-            return _UNAVAILABLE, "no attempt runs"
+            return _UNAVAILABLE, "no attempt is running"
         if self._health is not None and not self._health.is_ready:
             return _UNAVAILABLE, "the server has not answered yet"
         return _OK, "ok"
@@ -92,9 +93,9 @@ class Probes:
             do_HEAD = do_GET  # noqa: N815 - the same
 
             def log_message(self, *_args: object) -> None:
-                """Say nothing: standard error is the command's."""
+                """Log nothing, because standard error belongs to the command."""
 
         try:
             HttpPort(listening, Handler).serve_forever()
         except OSError as error:
-            get_logger().warning("probes are not answered any more", reason=str(error))
+            get_logger().warning("probes are no longer answered", reason=str(error))

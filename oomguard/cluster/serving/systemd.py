@@ -1,9 +1,7 @@
-"""systemd hears when the server is ready, that it goes on, and what it does: the protocol of
-sd_notify(3), a datagram a message.
+"""Notify systemd when the server is ready, alive or stopping (sd_notify(3)).
 
-The server knows nothing of it: oomguard stays the unit's main process, and takes the variables that
-name systemd's socket out of the environment, so that nothing below answers in its place. Without a
-socket nobody is told.
+The server itself knows nothing about systemd. oomguard stays the main process of the unit. It
+removes the variables of systemd's socket, so that no child process answers instead.
 """
 
 from __future__ import annotations
@@ -26,31 +24,31 @@ from oomguard.supervisor import tree
 
 _EVERY_S: Final = 5.0
 _USEC: Final = 1_000_000
-# A start is given this time again and again, while its processes take CPU time or read.
+# A start that works, by CPU time or reading, gets this much more time again and again.
 _EXTENDED_S: Final = 60.0
-# A start whose processes did nothing for so long is not extended any more.
+# A start whose processes did nothing for this long gets no more time.
 _STILL_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Systemd:
-    """The socket of the service manager.
+class SystemdSocket:
+    """Hold the socket of the service manager.
 
     Attributes:
-        address: a path, or a name in the abstract namespace that begins with NUL.
-        watchdog_s: it expects to hear that all is well this often; None: it does not ask.
+        address: a path, or an abstract name that begins with NUL.
+        watchdog_s: the interval of the watchdog in seconds, or None without a watchdog.
     """
 
     address: str
     watchdog_s: float | None = None
 
-    def tell(self, **what: object) -> None:
-        """Send one message; nobody may be there any more."""
+    def send(self, **what: object) -> None:
+        """Send one message; ignore a missing receiver."""
         text = "\n".join(
             f"{name}={str(value).replace(chr(10), ' ')}" for name, value in what.items()
         )
         link = current_link()
-        if link is not None:  # systemd hears nobody but its service's main process
+        if link is not None:  # systemd accepts messages only from the main process of the service
             link.say("notify", address=self.address, text=text)
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
@@ -58,8 +56,8 @@ class Systemd:
             out.sendto(text.encode("utf-8", "replace"), self.address)
 
 
-def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
-    """Return the socket that the variables name, and take them out; None where they name none."""
+def take_systemd_socket(environ: MutableMapping[str, str]) -> SystemdSocket | None:
+    """Remove the variables of systemd's socket and return the socket, or None without one."""
     address = environ.pop("NOTIFY_SOCKET", "")
     usec = environ.pop("WATCHDOG_USEC", "")
     pid = environ.pop("WATCHDOG_PID", "")
@@ -70,19 +68,19 @@ def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
         path = f"\0{address[1:]}"
     else:
         path = address
-    return Systemd(path, int(usec) / _USEC if is_ours else None)
+    return SystemdSocket(path, int(usec) / _USEC if is_ours else None)
 
 
 class SystemdNotifier:
-    """Tells systemd of one run, from a thread, as a companion of the run.
+    """Notify systemd about one run, from a thread; implements a companion.
 
     Args:
-        systemd: who is told.
-        health: how the server does.
-        stopped: whether the user asked to stop.
+        systemd: the socket.
+        health: the health monitor of the server.
+        stopped: returns whether the user stopped the run.
     """
 
-    def __init__(self, systemd: Systemd, health: Health, stopped: Callable[[], bool]) -> None:
+    def __init__(self, systemd: SystemdSocket, health: Health, stopped: Callable[[], bool]) -> None:
         self._systemd = systemd
         self._health = health
         self._stopped = stopped
@@ -97,45 +95,43 @@ class SystemdNotifier:
         self._thread: threading.Thread | None = None
 
     def began(self, number: int, _launch: Launch, pid: int | None) -> None:
-        """Tell that an attempt has begun."""
+        """Report that an attempt has begun."""
         self._pid = pid
         self._did = (0.0, 0)
         self._did_s = time.monotonic()
-        self._say("starting" if number == 1 else f"starting again, attempt {number}")
+        self._say("starting" if number == 1 else f"restarting, attempt {number}")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="oomguard-systemd", daemon=True)
             self._thread.start()
 
     def ended(self, attempt: Attempt) -> None:
-        """Tell how an attempt ended; of one that a stop ended nothing failed."""
+        """Report how an attempt ended; a stop by the user is not a failure."""
         self._pid = None
         if not attempt.succeeded and not self._was_stopped:
             self._say(f"attempt {attempt.number} failed: {attempt.error or 'out of memory'}")
 
     def stopping(self) -> None:
-        """Tell, once and at once, that the user asked to stop: the server may take its time. Called
-        from any thread.
-        """
+        """Report once that the user stopped the run; any thread may call this."""
         with self._lock:
             is_first = not self._was_stopped
             self._was_stopped = True
             if is_first:
-                self._systemd.tell(STOPPING=1, STATUS="stopping")
+                self._systemd.send(STOPPING=1, STATUS="stopping")
 
     def close(self, status: int) -> None:
-        """Tell that the run ends."""
+        """Report that the run ends."""
         self._over.set()
-        self._systemd.tell(STOPPING=1, STATUS=f"ended with status {status}" if status else "ended")
+        self._systemd.send(STOPPING=1, STATUS=f"ended with status {status}" if status else "ended")
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s if self._was_ready else min(1.0, self._every_s)):
             try:
                 self._tick()
             except Exception as error:  # noqa: BLE001
-                # nothing is known to be wrong with the server, and silence would end it
+                # No problem is known, and without a message the watchdog would end the server.
                 if not self._has_failed:
                     get_logger().warning(
-                        "systemd is told less", reason=f"{type(error).__name__}: {error}"
+                        "systemd gets fewer messages", reason=f"{type(error).__name__}: {error}"
                     )
                 self._has_failed = True
                 self._pulse()
@@ -149,30 +145,30 @@ class SystemdNotifier:
         if health.is_ready and health.wrong is None:
             if not self._was_ready:
                 self._was_ready = True
-                self._systemd.tell(READY=1)
+                self._systemd.send(READY=1)
             self._say("serving")
         elif health.wrong is not None:
             self._say(health.wrong)
-            return  # systemd's watchdog acts on what is not said
+            return  # if oomguard sends nothing, systemd's watchdog acts
         elif not self._goes_on():
             return
         elif not self._was_ready:
-            self._systemd.tell(EXTEND_TIMEOUT_USEC=int(_EXTENDED_S * _USEC))
+            self._systemd.send(EXTEND_TIMEOUT_USEC=int(_EXTENDED_S * _USEC))
         self._pulse()
 
     def _pulse(self) -> None:
         if self._systemd.watchdog_s is not None:
-            self._systemd.tell(WATCHDOG=1)
+            self._systemd.send(WATCHDOG=1)
 
     def _say(self, status: str) -> None:
         with self._lock:
             if status != self._status and not self._was_stopped:
                 self._status = status
-                self._systemd.tell(STATUS=status)
+                self._systemd.send(STATUS=status)
 
     def _goes_on(self) -> bool:
-        """Return whether a start does anything: its processes take CPU time or read, or there is
-        none yet to do so.
+        """Return whether a start makes progress: its processes use CPU or read, or none exists
+        yet.
         """
         now_s = time.monotonic()
         if self._pid is None:

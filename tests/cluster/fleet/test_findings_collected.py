@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.fleet.findings import findings_of, time_beside, time_of_object
+from oomguard.cluster.fleet.findings import findings_of, time_of_multiline_object, time_of_object
 from oomguard.diagnosis.diagnose import diagnose
 
 AT = 1795590875.0  # 2026-11-25T07:14:35Z
@@ -62,7 +62,9 @@ def test_an_object_that_is_written_out_tells_the_time_of_each_of_its_lines():
         }
         lines = json.dumps([other, OBJECTS[name], other], indent=2).split("\n")
         assert (
-            time_beside(lines, next(at for at, line in enumerate(lines) if "max seq len" in line))
+            time_of_multiline_object(
+                lines, next(at for at, line in enumerate(lines) if "max seq len" in line)
+            )
             == AT
         ), name
 
@@ -90,12 +92,12 @@ def test_what_tells_no_time_gives_none():
 
 
 def test_a_line_outside_an_object_has_no_time():
-    assert time_beside(["x", '  "timestamp": "2020-01-01T00:00:00Z"'], 0) is None
+    assert time_of_multiline_object(["x", '  "timestamp": "2020-01-01T00:00:00Z"'], 0) is None
 
 
 @given(st.lists(st.text(max_size=40), min_size=1), st.integers(0, 100))
 def test_no_lines_are_too_strange(lines: list[str], at: int):
-    assert time_beside(lines, at % len(lines)) is None or any(
+    assert time_of_multiline_object(lines, at % len(lines)) is None or any(
         "time" in line or "date" in line for line in lines
     )
     assert time_of_object(lines[0]) is None or "{" in lines[0]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.cluster.fleet.findings import IncidentSummary, SettingChange
-from oomguard.cluster.fleet.groups import FleetSummary, summed
+from oomguard.cluster.fleet.groups import FleetSummary, summarize_findings
 from oomguard.scan.inputs import Writer, writer_of
 
 
@@ -37,7 +37,9 @@ def finding(
 
 
 def of(*findings: IncidentSummary, since: float | None = None) -> FleetSummary:
-    return summed(findings, inputs=9, failed=len({one.source for one in findings}), since=since)
+    return summarize_findings(
+        findings, inputs=9, failed=len({one.source for one in findings}), since=since
+    )
 
 
 def test_incidents_of_one_cause_model_setting_and_version_are_one_group():

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from oomguard.cluster.fleet.findings import IncidentSummary, findings_of
-from oomguard.cluster.fleet.groups import summed, told_once
-from oomguard.cluster.fleet.summary_report import summary_json, where
+from oomguard.cluster.fleet.groups import merge_repeated, summarize_findings
+from oomguard.cluster.fleet.summary_report import group_sources, summary_json
 from oomguard.diagnosis.diagnose import diagnose
 from oomguard.scan.inputs import writer_of
 
@@ -30,7 +30,7 @@ def finding(
 
 
 def test_the_failures_of_a_real_session_are_counted_once_each():
-    told = told_once(findings(*sorted(LOGS.iterdir())))
+    told = merge_repeated(findings(*sorted(LOGS.iterdir())))
     sources = [one.source.rpartition("/")[2].partition("-")[0] for one in told]
     assert sorted(sources) == [
         "job",
@@ -44,23 +44,23 @@ def test_the_failures_of_a_real_session_are_counted_once_each():
 def test_where_the_nearest_log_is_missing_another_one_tells_the_failure():
     for without in ["worker-*", "job-driver-*", "raylet*"]:
         left = sorted(set(LOGS.iterdir()) - set(LOGS.glob(without)))
-        assert told_once(findings(*left)), without
+        assert merge_repeated(findings(*left)), without
 
 
 def test_the_place_of_each_repetition_is_named_and_its_input_counts():
     driver = "session_2026-11-26_18-05-14_1_2/logs/job-driver-raysubmit_A1.log"
-    summary = summed(
+    summary = summarize_findings(
         [finding(driver, "Engine pid=812"), finding(WORKER.format(812))], inputs=9, failed=2
     )
     group = summary.groups[0]
     assert (summary.incidents, group.inputs, group.example.source) == (1, 2, WORKER.format(812))
-    assert where(group).endswith(f"\ntold again: {driver}:7")
+    assert group_sources(group).endswith(f"\nrepeated: {driver}:7")
     told = json.loads(summary_json(summary))
     assert told["groups"][0]["told_again"] == [{"source": driver, "line": 7}]
 
 
 def test_a_drivers_output_anywhere_repeats_the_worker_that_it_names():
-    told = told_once([finding("slurm-812.out", "Engine pid=812"), finding(WORKER.format(812))])
+    told = merge_repeated([finding("slurm-812.out", "Engine pid=812"), finding(WORKER.format(812))])
     assert [one.source for one in told] == [WORKER.format(812)]
 
 
@@ -70,18 +70,18 @@ def test_workers_of_another_session_or_without_a_log_here_are_failures_of_their_
         finding("other.log"),
         finding(WORKER.format(7).replace("_1_2", "_3_4")),
     ]
-    assert told_once([*others, finding(WORKER.format(812))]) == [
+    assert merge_repeated([*others, finding(WORKER.format(812))]) == [
         *others,
         finding(WORKER.format(812)),
     ]
 
 
 def test_each_worker_that_failed_counts_whatever_the_words():
-    assert len(told_once([finding(WORKER.format(pid)) for pid in (1, 2, 3)])) == 3
+    assert len(merge_repeated([finding(WORKER.format(pid)) for pid in (1, 2, 3)])) == 3
 
 
 def test_other_words_are_another_failure():
-    told = told_once(
+    told = merge_repeated(
         [
             finding(WORKER.format(812)),
             finding("slurm-812.out", "Engine pid=812", "CUDA out of memory. Tried 8 MiB"),
@@ -123,7 +123,7 @@ def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_it
             cause="not_memory",
         )
         for cause in (finding(output), own):
-            (told,) = told_once([dead, cause])
+            (told,) = merge_repeated([dead, cause])
             assert (told.source, told.told_again) == (output, ((errors, 7),)), (output, errors)
 
 
@@ -140,7 +140,7 @@ def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays():
             kind="engine_dead",
             is_oom=False,
         )
-        assert len(told_once([dead, finding(other)])) == 2, other
+        assert len(merge_repeated([dead, finding(other)])) == 2, other
 
 
 def test_a_kill_of_the_memory_monitor_is_told_by_who_it_hit_and_else_by_the_raylet():
@@ -152,7 +152,7 @@ def test_a_kill_of_the_memory_monitor_is_told_by_who_it_hit_and_else_by_the_rayl
             ("raylet.out", "OOM kill reason: Memory usage exceeded threshold"),
         )
     )
-    (told,) = told_once([raylet, killed])
+    (told,) = merge_repeated([raylet, killed])
     assert (told.source, told.told_again) == (killed.source, ((raylet.source, 7),))
-    assert told_once([raylet]) == [raylet]
-    assert len(told_once([killed, replace(raylet, framework="python")])) == 2
+    assert merge_repeated([raylet]) == [raylet]
+    assert len(merge_repeated([killed, replace(raylet, framework="python")])) == 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.placement.devices import DeviceSlot, limited, places_of
+from oomguard.cluster.placement.devices import DeviceSlot, apply_visible_devices, device_slots
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB
 from oomguard.probe.nvml import Device, Gpu, MigInstance, Survey
@@ -19,7 +19,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def indices(value: str | None, places: tuple[DeviceSlot, ...] = FOUR, **environ: str) -> list[int]:
     given = {} if value is None else {VISIBLE: value}
-    return [place.index for place in limited(places, {**given, **environ}).places]
+    return [place.index for place in apply_visible_devices(places, {**given, **environ}).places]
 
 
 def test_without_the_variable_every_device_is_there():
@@ -46,12 +46,15 @@ def test_the_variable_is_read_as_cuda_reads_it(value, left):
 
 
 def test_what_is_hidden_is_said_with_the_variable():
-    assert limited(FOUR, {VISIBLE: "0,1"}).hides == "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, GPU 3"
+    assert (
+        apply_visible_devices(FOUR, {VISIBLE: "0,1"}).hides
+        == "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, GPU 3"
+    )
 
 
 def test_numbers_of_devices_that_differ_are_refused_unless_the_order_is_the_bus():
     with pytest.raises(UsageError, match="the devices here differ") as error:
-        limited(MIXED, {VISIBLE: "0"})
+        apply_visible_devices(MIXED, {VISIBLE: "0"})
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in (error.value.hint or "")
     assert indices("0", MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == [0]
     assert indices("GPU-3aaa", MIXED) == [3]
@@ -63,7 +66,7 @@ def test_numbers_of_devices_that_differ_are_refused_unless_the_order_is_the_bus(
     )
 )
 def test_the_variable_only_ever_takes_devices_away(entries):
-    left = limited(FOUR, {VISIBLE: ",".join(entries)}).places
+    left = apply_visible_devices(FOUR, {VISIBLE: ",".join(entries)}).places
     assert {place.index for place in left} <= {0, 1, 2, 3}
     assert len({place.index for place in left}) == len(left)
 
@@ -71,7 +74,7 @@ def test_the_variable_only_ever_takes_devices_away(entries):
 def test_a_divided_gpu_is_its_instances_and_never_itself():
     instance = MigInstance(1, "MIG-b", "1g.10gb", 10 * GIB, 9 * GIB, {})
     divided = Gpu(Device(0, "H100", 80 * GIB, 80 * GIB, {}), "GPU-0", True, (instance,))
-    (only,) = places_of(Survey((divided,)))
+    (only,) = device_slots(Survey((divided,)))
 
     assert (only.index, only.instance, only.uuid, only.shown) == (
         0,
@@ -85,8 +88,8 @@ def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody()
     divided = Gpu(Device(0, "H100", 80 * GIB, 80 * GIB, {}), "GPU-0", True)
     lost = Gpu(Device(1, None, None, None, None), None, None, failure="GPU is lost")
 
-    assert [place.cannot for place in places_of(Survey((divided, lost)))] == [
-        "MIG is on, and it has no instance",
+    assert [place.cannot for place in device_slots(Survey((divided, lost)))] == [
+        "MIG is on, but the GPU has no instance",
         "it does not answer: GPU is lost",
     ]
 
@@ -104,7 +107,10 @@ def test_a_gpu_that_does_not_answer_makes_no_difference_of_kind():
         DeviceSlot(0, None, cannot="it does not answer: GPU is lost"),
         DeviceSlot(1, "GPU-1", "A"),
     ]
-    assert [place.index for place in limited(places, {"CUDA_VISIBLE_DEVICES": "1,0"}).places] == [
+    assert [
+        place.index
+        for place in apply_visible_devices(places, {"CUDA_VISIBLE_DEVICES": "1,0"}).places
+    ] == [
         1,
         0,
     ]

@@ -62,7 +62,7 @@ def test_a_read_only_file_system_is_told():
 def test_a_link_is_no_folder_of_ours(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "leases").symlink_to(tmp_path / "real")
-    assert "is no folder" in (LeaseFolder(tmp_path / "leases").why_off or "")
+    assert "is not a folder" in (LeaseFolder(tmp_path / "leases").why_off or "")
 
 
 def test_a_folder_where_anybody_may_remove_a_lock_holds_none(tmp_path):
@@ -89,11 +89,11 @@ def test_the_kind_of_a_file_system_is_read_from_the_mounts(tmp_path, kind):
 def test_locks_that_a_server_keeps_are_not_relied_on(tmp_path, monkeypatch):
     path = mounts(tmp_path, "nfs4")
     monkeypatch.setattr("oomguard.cluster.placement.leases.MOUNTS", path)
-    assert "is on nfs4, whose locks a server keeps" in (
+    assert "is on nfs4, a network file system whose locks are not reliable" in (
         LeaseFolder(tmp_path / "leases").why_off or ""
     )
 
 
 @each("told", [{}, {"pid": "x", "command": 7, "since_s": "now", "until": "ever"}])
 def test_what_a_stranger_wrote_into_a_lock_is_taken_for_nothing(told):
-    assert Lease.told(told) == Lease(None, None, None, None)
+    assert Lease.from_record(told) == Lease(None, None, None, None)

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cluster.placement.leases import Lock
+from oomguard.cluster.placement.leases import LockFile
 
 HOLD = """
 import sys
 from pathlib import Path
-from oomguard.cluster.placement.leases import Lock
-lock = Lock(Path(sys.argv[1]))
+from oomguard.cluster.placement.leases import LockFile
+lock = LockFile(Path(sys.argv[1]))
 print(lock.take(), flush=True)
 sys.stdin.read()
 """
 
 
 def test_who_holds_it_is_alone_until_it_gives_it_back(tmp_path):
-    one, other = Lock(tmp_path / "a"), Lock(tmp_path / "a")
+    one, other = LockFile(tmp_path / "a"), LockFile(tmp_path / "a")
     assert one.take()
     assert not other.take()
     one.close()
@@ -33,7 +33,7 @@ def test_who_holds_it_is_alone_until_it_gives_it_back(tmp_path):
 
 
 def test_a_look_takes_nothing_and_sees_no_lock_of_its_own(tmp_path):
-    one, other = Lock(tmp_path / "a"), Lock(tmp_path / "a")
+    one, other = LockFile(tmp_path / "a"), LockFile(tmp_path / "a")
     assert not other.is_taken()
     one.take()
     assert other.is_taken()
@@ -53,7 +53,7 @@ def test_the_kernel_releases_it_within_a_second_of_a_kill(tmp_path):
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
-        ours = Lock(path)
+        ours = LockFile(path)
         assert not ours.take()
         holder.send_signal(signal.SIGKILL)
         began_s = time.monotonic()
@@ -63,7 +63,7 @@ def test_the_kernel_releases_it_within_a_second_of_a_kill(tmp_path):
 
 
 def test_what_was_told_is_read_and_what_is_no_json_is_nothing(tmp_path):
-    lock = Lock(tmp_path / "a")
+    lock = LockFile(tmp_path / "a")
     assert lock.read() == {}
     lock.write({"pid": 7, "command": "a long one"})
     lock.write({"pid": 8})
@@ -76,7 +76,7 @@ def test_what_was_told_is_read_and_what_is_no_json_is_nothing(tmp_path):
 def test_its_file_can_be_opened_by_other_users(tmp_path):
     before = os.umask(0o077)
     try:
-        Lock(tmp_path / "a").close()
+        LockFile(tmp_path / "a").close()
     finally:
         os.umask(before)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666
@@ -92,5 +92,5 @@ def planted_link(path: Path) -> None:
 def test_what_is_no_plain_file_is_refused_and_nothing_is_made_elsewhere(tmp_path, plant):
     plant(tmp_path / "a")
     with pytest.raises(OSError, match=r"symbolic links|regular file|directory"):
-        Lock(tmp_path / "a").take()
+        LockFile(tmp_path / "a").take()
     assert not (tmp_path / "elsewhere").exists()

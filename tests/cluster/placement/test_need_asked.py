@@ -40,20 +40,20 @@ def test_a_list_takes_those_devices_and_no_others():
 
 
 def test_one_that_is_not_there_is_told_with_those_that_are():
-    with pytest.raises(UsageError, match=r"names 7, .*\(GPU 0, GPU 1, GPU 2\)"):
+    with pytest.raises(UsageError, match=r"names 7, but .*: GPU 0, GPU 1, GPU 2"):
         read_gpus("7,").among(THREE)
 
 
 def test_one_that_is_hidden_is_told_with_what_hides_it():
     with pytest.raises(
-        UsageError, match=r"names 2, .*\(GPU 0; CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2\)"
+        UsageError, match=r"names 2, but .*: GPU 0; CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2"
     ):
         read_gpus("2,").among(THREE[:1], hidden="CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2")
 
 
 @each("text", ["0,GPU-0aaa", "GPU-0aaa,0", "GPU-0,GPU-0aaa"])
 def test_one_that_is_named_in_two_ways_is_named_twice(text):
-    with pytest.raises(UsageError, match=r"a device is named twice: \S+ is GPU 0"):
+    with pytest.raises(UsageError, match=r"names a device twice: \S+ is GPU 0"):
         read_gpus(text).among(THREE)
 
 
@@ -63,4 +63,4 @@ def test_a_device_that_was_named_and_fell_off_cannot_be_used_and_says_why():
         (place,) = read_gpus(f"{entry},").among((THREE[0], lost), meant={entry: [THREE[1]]})
         assert place.cannot == "it does not answer: GPU is lost"
     (place,) = read_gpus("GPU-1a,").among((THREE[0],), meant={"GPU-1a": [THREE[1]]})
-    assert (place.key, place.cannot) == ("GPU-1aaa", "it is not there any more")
+    assert (place.key, place.cannot) == ("GPU-1aaa", "it has gone")

@@ -59,14 +59,14 @@ def test_named_devices_are_kept_and_the_others_are_counted_from_the_rest(gpus):
 def test_a_device_that_two_programs_name_is_the_conflict(gpus):
     kind, text, hint = place(gpus, {"serve": [0, 1], "extract": [1, 2]})
     assert kind == "PlacementError"
-    assert "device 1 is named for 'serve' and for 'extract'" in text
-    assert "run them in turn" in hint
+    assert "'serve' and 'extract' both name device 1" in text
+    assert "run them one after the other" in hint
 
 
 def test_too_few_devices_name_who_wants_how_many_and_how_to_run_in_turn(gpus):
     kind, text, hint = place(gpus, {"serve": 4, "extract": 4})
     assert kind == "PlacementError"
-    assert text == "4 too few: 'serve' wants 4, 'extract' wants 4, and there are 4 (0, 1, 2, 3)"
+    assert text == "4 too few: 'serve' wants 4, 'extract' wants 4, but there are 4 (0, 1, 2, 3)"
     assert "oomguard run --gpus 4 --wait 1h" in hint
 
 
@@ -103,7 +103,7 @@ def test_a_named_device_that_fell_off_is_not_there(gpus):
     kind, text, _ = place(gpus, {"serve": [1]})
     assert (kind, text) == (
         "PlacementError",
-        "'serve' names device 1, which is not there: there is 1 (0)",
+        "'serve' names device 1, but there is 1 (0)",
     )
 
 

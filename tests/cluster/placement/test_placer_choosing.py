@@ -9,7 +9,7 @@ import pytest
 
 from oomguard.cluster.placement.devices import DeviceSlot
 from oomguard.cluster.placement.need import DeviceNeed, Fitness, need_of
-from oomguard.cluster.placement.placer import first_of_one_kind, fitting
+from oomguard.cluster.placement.placer import first_of_one_model, rank_devices
 from oomguard.core.facts import GIB
 from oomguard.engines.command import Launch
 from support.each import each
@@ -32,7 +32,7 @@ def device(index: int, size_gib: int, held_gib: int = 0) -> DeviceSlot:
 
 
 def chosen(need: DeviceNeed, *places: DeviceSlot) -> list[int]:
-    return [place.index for place in fitting(need, places, lambda fitness: fitness.fits)]
+    return [place.index for place in rank_devices(need, places, lambda fitness: fitness.fits)]
 
 
 def test_the_need_is_read_from_the_command_itself(need):
@@ -61,9 +61,9 @@ def test_a_device_that_does_not_tell_its_size_is_not_taken_for_one_that_fits(nee
 
 def test_several_devices_are_of_one_kind_where_they_can_be():
     places = [device(0, 24), device(1, 80), device(2, 80)]
-    assert [p.index for p in first_of_one_kind(places, 2) or ()] == [1, 2]
-    assert [p.index for p in first_of_one_kind(places, 3) or ()] == [0, 1, 2]
-    assert first_of_one_kind(places, 4) is None
+    assert [p.index for p in first_of_one_model(places, 2) or ()] == [1, 2]
+    assert [p.index for p in first_of_one_model(places, 3) or ()] == [0, 1, 2]
+    assert first_of_one_model(places, 4) is None
 
 
 @each(

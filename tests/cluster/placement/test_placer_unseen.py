@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.cluster.placement.devices import VISIBLE
 from oomguard.cluster.placement.need import read_gpus
-from oomguard.cluster.placement.placer import named_unseen
+from oomguard.cluster.placement.placer import devices_without_nvml
 from oomguard.core.errors import UsageError
 from support.each import each
 
@@ -15,16 +15,16 @@ from support.each import each
 def test_a_list_of_numbers_is_taken_in_its_order_where_the_user_s_variable_permits_it(
     visible, indices
 ):
-    places = named_unseen(read_gpus("2,0"), {} if visible is None else {VISIBLE: visible})
+    places = devices_without_nvml(read_gpus("2,0"), {} if visible is None else {VISIBLE: visible})
     assert [place.index for place in places or ()] == indices
 
 
 @each("visible", ["3", "", "-1", "0", "0,-1,2", "0,0,2"])
 def test_one_that_the_user_s_variable_hides_is_refused_as_with_nvml(visible):
     with pytest.raises(
-        UsageError, match=f"names [02], which is not among the devices here.*{VISIBLE}={visible}"
+        UsageError, match=f"names [02], but the devices here are: .*{VISIBLE}={visible}"
     ):
-        named_unseen(read_gpus("2,0"), {VISIBLE: visible})
+        devices_without_nvml(read_gpus("2,0"), {VISIBLE: visible})
 
 
 @each(
@@ -32,4 +32,4 @@ def test_one_that_the_user_s_variable_hides_is_refused_as_with_nvml(visible):
     [("auto", "0"), ("2", "0,1"), ("GPU-1,", "0"), ("0,", "GPU-1"), ("0,", "MIG-1-2")],
 )
 def test_where_nothing_tells_which_are_meant_none_is_returned(asked, visible):
-    assert named_unseen(read_gpus(asked), {VISIBLE: visible}) is None
+    assert devices_without_nvml(read_gpus(asked), {VISIBLE: visible}) is None

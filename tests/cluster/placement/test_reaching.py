@@ -10,7 +10,7 @@ from support.each import each
     ("command", "told"),
     [
         ("ssh host vllm serve m", "ssh HOST oomguard run"),
-        ("kubectl exec p -- vllm serve m", "those of the pod"),
+        ("kubectl exec p -- vllm serve m", "the devices of the pod"),
     ],
 )
 def test_docker_s_words_are_docker_s_alone(command, told):

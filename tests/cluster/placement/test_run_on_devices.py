@@ -11,7 +11,7 @@ import time
 import pytest
 
 from oomguard.cluster.placement.leases import LeaseFolder
-from oomguard.cluster.placement.placer import waiting_before
+from oomguard.cluster.placement.placer import earlier_starts
 from support.placing import Gpus, overlaps, serve, simulated_gpus, start
 from support.supervising import wait_for
 
@@ -43,7 +43,7 @@ def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 2 * GIB})
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible=1 order=PCI_BUS_ID\n")
-    assert "what it needs is not known" in errors
+    assert "its memory need is unknown" in errors
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_user_s_variable_is_a_limit(gpus):
     status, _, errors = run(gpus, ("--gpus", "0,"), PRINT, CUDA_VISIBLE_DEVICES="3,2")
     assert status == 2
     assert (
-        "--gpus names 0, which is not among the devices here (GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1)"
+        "--gpus names 0, but the devices here are: GPU 3, GPU 2; CUDA_VISIBLE_DEVICES=3,2 hides GPU 0, GPU 1"
         in errors
     )
 
@@ -74,7 +74,7 @@ def test_what_fits_nowhere_is_said_before_any_start_with_both_numbers_and_a_comm
 
     assert (status, gpus.happened()) == (125, [])
     assert re.search(
-        r"it takes 3\d\.\d\d GiB of a device at least, and GPU 0, the largest, has 24\.00 GiB",
+        r"it needs at least 3\d\.\d\d GiB of a device, but GPU 0, the largest, has 24\.00 GiB",
         errors,
     )
     assert re.search(
@@ -120,7 +120,7 @@ def test_a_user_s_stop_ends_the_wait_and_nothing_is_started(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 9 * GIB})
     with start(gpus, ("--gpus", "auto", "--wait", "1h"), PRINT) as job:
         assert wait_for(
-            lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None)))
+            lambda: bool(list(earlier_starts(LeaseFolder(gpus.folder / "leases"), None)))
         )
         job.send_signal(signal.SIGTERM)
         out, _ = job.communicate(timeout=30)
@@ -160,7 +160,7 @@ def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
         gpus, ("--gpus", "auto", "--wait", "2m"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB)
     )
     assert wait_for(lambda: any(what == "fails" for _, _, what, _ in gpus.happened()))
-    assert wait_for(lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None))))
+    assert wait_for(lambda: bool(list(earlier_starts(LeaseFolder(gpus.folder / "leases"), None))))
     (gpus.folder / "use.1").write_text("")
     errors = job.communicate(timeout=200)[1]
     assert (job.returncode, used(gpus)) == (0, [[simulated_gpus.uuid(0)]]), errors
@@ -171,7 +171,7 @@ def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):
     gpus.are("fails init 18")
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible= order=\n")
-    assert "not placed" in errors
+    assert "did not choose devices" in errors
     assert "version mismatch" in errors
     assert run(gpus, ("--gpus", "2,"), PRINT)[1] == "visible=2 order=PCI_BUS_ID\n"
 
@@ -179,7 +179,7 @@ def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--gpus", "some"), "not understood"),
+        (("--gpus", "some"), "is invalid"),
     ],
 )
 def test_an_option_that_cannot_be_understood_is_a_mistake(gpus, options, told):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-from oomguard.cluster.placement.run_on_devices import LiveWords
+from oomguard.cluster.placement.run_on_devices import OutputWatcher
 from oomguard.supervisor.output_buffer import SLOT_BYTES, OutputBuffer
 
 
 def test_they_are_found_across_slots_and_once_for_each_time(monkeypatch):
     monkeypatch.setattr("oomguard.cluster.placement.run_on_devices.POLL_S", 0.01)
     recording, found = OutputBuffer(), threading.Event()
-    live = LiveWords(recording, b"took its memory", 2, found.set)
+    live = OutputWatcher(recording, b"took its memory", 2, found.set)
     recording.write(1, memoryview(b"x" * (SLOT_BYTES - 4) + b"took its memory\n"))
     assert not found.wait(0.2)
     recording.write(2, memoryview(b"and the other took its"))
@@ -24,6 +24,6 @@ def test_they_are_found_across_slots_and_once_for_each_time(monkeypatch):
 
 def test_it_ends_with_the_command_where_they_never_come():
     recording = OutputBuffer()
-    live = LiveWords(recording, b"never", 1, lambda: None)
+    live = OutputWatcher(recording, b"never", 1, lambda: None)
     live.stop()
     recording.close()

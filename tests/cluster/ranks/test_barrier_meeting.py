@@ -10,37 +10,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.cluster.ranks import clock
-from oomguard.cluster.ranks.barrier import Meeting
-from oomguard.cluster.ranks.messages import Decision, Folder, RankEnd, Said, said
+from oomguard.cluster.ranks.barrier import RankBarrier
+from oomguard.cluster.ranks.messages import (
+    Decision,
+    MessageFolder,
+    RankEnd,
+    RankMessage,
+    parse_message,
+)
 
 
-def met(*meetings: Meeting) -> None:
+def met(*meetings: RankBarrier) -> None:
     for _ in range(3):
         for meeting in meetings:
             meeting.look()
 
 
 def test_ranks_that_write_to_one_folder_meet(tmp_path):
-    ranks = [Meeting(Folder(tmp_path / "job"), rank, 3) for rank in range(3)]
+    ranks = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 3) for rank in range(3)]
     met(*ranks)
     assert [meeting.missing() for meeting in ranks] == [set()] * 3
     assert all(set(meeting.look()) == {0, 1, 2} for meeting in ranks)
 
 
 def test_what_an_earlier_job_left_is_not_believed(tmp_path):
-    earlier = [Meeting(Folder(tmp_path / "job"), rank, 3) for rank in range(3)]
+    earlier = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 3) for rank in range(3)]
     met(*earlier)
-    earlier[1].say(
+    earlier[1].update(
         state="ended", end=RankEnd(1, "memory", 1, patches=({"setting": "max_model_len", "to": 1},))
     )
-    now = [Meeting(Folder(tmp_path / "job"), rank, 3) for rank in (0, 2)]
+    now = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 3) for rank in (0, 2)]
     met(*now)
     assert [set(meeting.look()) for meeting in now] == [{0, 2}] * 2
     assert [meeting.missing() for meeting in now] == [{1}] * 2
 
 
 def test_the_last_rank_that_leaves_takes_the_folder_along(tmp_path):
-    ranks = [Meeting(Folder(tmp_path / "job"), rank, 2) for rank in range(2)]
+    ranks = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 2) for rank in range(2)]
     met(*ranks)
     for rank in ranks:
         assert (tmp_path / "job").exists()
@@ -50,17 +56,17 @@ def test_the_last_rank_that_leaves_takes_the_folder_along(tmp_path):
 
 
 def test_a_rank_writes_again_what_an_earlier_jobs_last_rank_removed(tmp_path):
-    meeting = Meeting(Folder(tmp_path / "job"), 0, 2)
-    meeting.say(state="running")
-    Folder(tmp_path / "job").remove()
+    meeting = RankBarrier(MessageFolder(tmp_path / "job"), 0, 2)
+    meeting.update(state="running")
+    MessageFolder(tmp_path / "job").remove()
     meeting.look()
     assert list((tmp_path / "job" / "here").iterdir())
 
 
 def test_a_process_that_has_ended_is_lost_also_before_its_parent_asks_for_its_status(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    ranks = [Meeting(Folder(tmp_path / "job"), rank, 2) for rank in range(2)]
-    ranks[1].say(pid=(child.pid, clock.started_s(child.pid)))
+    ranks = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 2) for rank in range(2)]
+    ranks[1].update(pid=(child.pid, clock.started_s(child.pid)))
     met(*ranks)
     assert ranks[0].lost() == set()
     child.kill()
@@ -72,20 +78,20 @@ def test_a_process_that_has_ended_is_lost_also_before_its_parent_asks_for_its_st
 
 
 def test_two_processes_of_one_host_have_one_clock():
-    here = clock.host()
-    assert clock.offset(here, here, 1.0, 900.0, 2.0) == clock.Offset(0.0, 0.0)
+    here = clock.host_identity()
+    assert clock.clock_offset(here, here, 1.0, 900.0, 2.0) == clock.ClockOffset(0.0, 0.0)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6), st.floats(0, 10), st.floats(0, 10))
 def test_an_estimated_offset_is_no_further_off_than_it_says(offset_s, written_s, there_s, back_s):
     seen_s, read_s = written_s + there_s + offset_s, written_s + there_s + back_s
-    found = clock.offset(("a", "a", ""), ("b", "b", ""), written_s, seen_s, read_s)
+    found = clock.clock_offset(("a", "a", ""), ("b", "b", ""), written_s, seen_s, read_s)
     assert abs(found.offset_s - offset_s) <= found.slack_s + 1e-6
 
 
 @given(st.text(max_size=200))
 def test_what_is_no_document_is_none(text):
-    assert said(text) is None
+    assert parse_message(text) is None
 
 
 def test_a_document_is_read_as_it_was_written():
@@ -110,7 +116,7 @@ def test_a_document_is_read_as_it_was_written():
         {"1": "memory"},
         {"A": "b"},
     )
-    document = Said(
+    document = RankMessage(
         1,
         "n",
         "m",
@@ -126,4 +132,4 @@ def test_a_document_is_read_as_it_was_written():
         end,
         decision,
     )
-    assert said(document.to_text()) == document
+    assert parse_message(document.to_text()) == document

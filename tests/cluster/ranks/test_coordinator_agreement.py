@@ -7,9 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from oomguard.cluster.ranks.barrier import Meeting
-from oomguard.cluster.ranks.coordinator import Round, start_together
-from oomguard.cluster.ranks.messages import Decision, Folder, RankEnd
+from oomguard.cluster.ranks.barrier import RankBarrier
+from oomguard.cluster.ranks.coordinator import AgreementRound, start_together
+from oomguard.cluster.ranks.messages import Decision, MessageFolder, RankEnd
 from oomguard.cluster.ranks.watch_ranks import RankMonitor
 from support.each import each
 
@@ -19,8 +19,8 @@ LOST_OTHERS = RankEnd(1, "secondary", 1)
 RAN = RankEnd(1, "ran", 0)
 
 
-def met(folder: Path, size: int) -> list[Meeting]:
-    ranks = [Meeting(Folder(folder / "job"), rank, size) for rank in range(size)]
+def met(folder: Path, size: int) -> list[RankBarrier]:
+    ranks = [RankBarrier(MessageFolder(folder / "job"), rank, size) for rank in range(size)]
     for _ in range(3):
         for meeting in ranks:
             meeting.look()
@@ -28,10 +28,10 @@ def met(folder: Path, size: int) -> list[Meeting]:
 
 
 def decisions(
-    ranks: list[Meeting], ends: dict[int, RankEnd], timeout_s: float = 20.0
+    ranks: list[RankBarrier], ends: dict[int, RankEnd], timeout_s: float = 20.0
 ) -> dict[int, Decision | None]:
     def decided(rank: int) -> Decision | None:
-        return Round(
+        return AgreementRound(
             ranks[rank], ends[rank], timeout_s, lambda: False, lambda: {"MASTER_PORT": "1"}
         ).decision()
 
@@ -68,7 +68,7 @@ def test_a_job_that_ran_ends_without_a_word(tmp_path):
 
 def test_a_stop_ends_the_wait(tmp_path):
     ranks = met(tmp_path, 2)
-    assert Round(ranks[1], FAILED, 20.0, lambda: True, dict).decision() is None
+    assert AgreementRound(ranks[1], FAILED, 20.0, lambda: True, dict).decision() is None
 
 
 @each("able", [[True, True, True], [True, False, True]])
@@ -93,7 +93,7 @@ def test_a_rank_that_leaves_without_saying_how_it_ended_is_not_waited_for(tmp_pa
 
 def test_a_rank_that_does_not_get_ready_is_named(tmp_path):
     why = start_together(met(tmp_path, 2)[0], 2, 0.5, lambda: False, is_able=True)
-    assert why == "rank 1 did not get ready within 0.5 s"
+    assert why == "rank 1 was not ready within 0.5 s"
 
 
 def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_path):
@@ -101,16 +101,16 @@ def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_pa
     ranks = met(tmp_path, 2)
     start_together(ranks[0], 2, 0.5, lambda: False, is_able=True)
     ended = threading.Event()
-    ranks[1].say(number=2, state="running")
+    ranks[1].update(number=2, state="running")
     watch = RankMonitor(lambda: ranks[1], 2, lambda _over: ended.set())
     assert ended.wait(20)
-    assert watch.stop().why == "ended, as rank 0 did not start again"
+    assert watch.stop().why == "ended because rank 0 did not restart"
 
 
 def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
     """The launcher stopped it, and knows what the others are to do."""
     ranks = met(tmp_path, 2)
-    ranks[0].say(number=1, state="running")
+    ranks[0].update(number=1, state="running")
     ranks[0].leave()
     watch = RankMonitor(lambda: ranks[1], 1, lambda _over: None)
     time.sleep(1.5)
@@ -119,7 +119,7 @@ def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
 
 def test_a_rank_whose_documents_cannot_be_written_any_more_is_not_taken_for_killed(tmp_path):
     ranks = met(tmp_path, 2)
-    ranks[1].say(pid=(1 << 22, 1.0))
+    ranks[1].update(pid=(1 << 22, 1.0))
     ranks[0].look()
     assert ranks[0].lost() == {1}
     ranks[1].withdraw()

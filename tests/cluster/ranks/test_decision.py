@@ -35,7 +35,7 @@ def test_a_rank_that_a_signal_ended_is_told_as_that_and_not_as_silent():
     assert (decision.again, decision.silent, decision.gone) == (False, (2,), ())
     assert (
         decision.why
-        == "rank 1 was ended by a signal (exit status 143, signal 15 (TERM)); rank 2 is silent"
+        == "a signal (exit status 143, signal 15 (TERM)) ended rank 1; rank 2 is silent"
     )
     assert not decide(1, {0: FAILED, 1: stopped}, {}).again
 

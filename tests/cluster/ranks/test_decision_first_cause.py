@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.ranks.clock import Offset
+from oomguard.cluster.ranks.clock import ClockOffset
 from oomguard.cluster.ranks.decision import first_cause
 from oomguard.cluster.ranks.messages import RankEnd
 
 PATCH = ({"setting": "max_model_len", "to": 1792},)
-SAME = Offset(0.0, 0.0)
+SAME = ClockOffset(0.0, 0.0)
 
 
 def out_of_memory(failed_s: float | None = None, room: int | None = None) -> RankEnd:
@@ -41,7 +41,7 @@ def test_clocks_far_apart_change_nothing_where_their_offsets_are_known(offsets, 
     """A rank's own clock shows its time less its offset; the order on rank 0's clock is what counts."""
     at_s = [100.0, 100.0 + gaps[0], 100.0 + gaps[0] + gaps[1]]
     ends = {rank: out_of_memory(at_s[place] - offsets[rank]) for place, rank in enumerate(order)}
-    found = first_cause(ends, {rank: Offset(offsets[rank], 0.1) for rank in order})
+    found = first_cause(ends, {rank: ClockOffset(offsets[rank], 0.1) for rank in order})
     assert (found.rank, found.is_order_known) == (order[0], True)
 
 

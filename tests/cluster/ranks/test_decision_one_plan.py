@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.ranks.decision import one_plan
+from oomguard.cluster.ranks.decision import merge_plans
 from oomguard.cluster.ranks.messages import RankEnd
 
 
@@ -21,7 +21,7 @@ def end(*patches: tuple[str, object], how: str = "memory") -> RankEnd:
 
 
 def values(*ends: RankEnd, first: int = 0) -> dict[str, object]:
-    return {patch["setting"]: patch["to"] for patch in one_plan(first, dict(enumerate(ends)))}
+    return {patch["setting"]: patch["to"] for patch in merge_plans(first, dict(enumerate(ends)))}
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=8), st.data())
@@ -46,7 +46,7 @@ def test_of_two_texts_that_of_the_first_cause_counts():
 
 
 def test_without_a_patch_for_the_first_cause_nothing_is_planned():
-    assert one_plan(0, {0: end(), 1: end(("max_model_len", 8))}) == ()
+    assert merge_plans(0, {0: end(), 1: end(("max_model_len", 8))}) == ()
 
 
 def test_a_setting_that_is_not_known_here_is_left_out():

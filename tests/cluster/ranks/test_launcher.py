@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.cluster.ranks.launcher import launched
+from oomguard.cluster.ranks.launcher import detect_rank
 from support.each import each
 
 TORCHRUN = {
@@ -25,7 +25,7 @@ SRUN = {
 
 
 def test_torchrun_tells_rank_hosts_and_that_its_agent_keeps_a_store():
-    own = launched(TORCHRUN)
+    own = detect_rank(TORCHRUN)
     assert (own.rank, own.size, own.launcher, own.local_rank, own.is_on_one_host) == (
         2,
         4,
@@ -37,30 +37,30 @@ def test_torchrun_tells_rank_hosts_and_that_its_agent_keeps_a_store():
 
 
 def test_all_ranks_of_one_agent_are_on_one_host():
-    assert launched(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).is_on_one_host
+    assert detect_rank(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).is_on_one_host
 
 
 def test_a_restart_by_the_agent_is_another_meeting():
-    again = launched(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert again.job != launched(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}).job
+    again = detect_rank(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.job != detect_rank(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}).job
 
 
 def test_tasks_of_srun_are_ranks_of_one_job_where_they_have_an_address_for_torch_distributed():
-    own = launched(SRUN | {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
+    own = detect_rank(SRUN | {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
     assert (own.rank, own.size, own.launcher) == (1, 2, "srun")
-    assert launched(SRUN) is None
+    assert detect_rank(SRUN) is None
 
 
 @each("environ", [SRUN, {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}])
 def test_without_one_they_are_where_the_user_says_so(environ):
-    assert launched(environ) is None
-    own = launched(environ, is_one_job=True)
+    assert detect_rank(environ) is None
+    own = detect_rank(environ, is_one_job=True)
     assert (own.rank, own.size, own.address) == (1, 2, None)
 
 
 def test_a_batch_script_of_slurm_is_no_rank():
     script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
-    assert launched(script | {"MASTER_ADDR": "node-1", "SLURM_NTASKS": "4"}) is None
+    assert detect_rank(script | {"MASTER_ADDR": "node-1", "SLURM_NTASKS": "4"}) is None
 
 
 @each(
@@ -75,11 +75,11 @@ def test_a_batch_script_of_slurm_is_no_rank():
     ],
 )
 def test_what_names_no_rank_of_several_is_none(changed):
-    assert launched(TORCHRUN | changed) is None
+    assert detect_rank(TORCHRUN | changed) is None
 
 
 def test_an_empty_environment_is_no_rank():
-    assert launched({}) is None
+    assert detect_rank({}) is None
 
 
 @each(
@@ -87,5 +87,5 @@ def test_an_empty_environment_is_no_rank():
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.7", False)],
 )
 def test_an_address_of_this_host_alone_means_one_host(address, is_one):
-    own = launched({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"})
+    own = detect_rank({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"})
     assert own.is_on_one_host is is_one

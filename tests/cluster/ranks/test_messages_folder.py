@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from oomguard.cluster.ranks.messages import OWN_NAME, Folder
+from oomguard.cluster.ranks.messages import OWN_NAME, MessageFolder
 
 
 def test_who_reads_while_another_writes_reads_a_whole_document(tmp_path):
-    folder, over = Folder(tmp_path / "job"), threading.Event()
+    folder, over = MessageFolder(tmp_path / "job"), threading.Event()
 
     def write() -> None:
         for number in range(200):
@@ -19,7 +19,7 @@ def test_who_reads_while_another_writes_reads_a_whole_document(tmp_path):
 
     thread = threading.Thread(target=write)
     thread.start()
-    reader = Folder(tmp_path / "job")
+    reader = MessageFolder(tmp_path / "job")
     while not over.is_set():
         text = reader.read().get(1)
         assert text is None or len(set(text.split(",")[:-1])) == 1
@@ -28,7 +28,7 @@ def test_who_reads_while_another_writes_reads_a_whole_document(tmp_path):
 
 
 def test_what_a_mirror_brought_is_read_and_a_rank_of_this_host_counts_before_it(tmp_path):
-    folder = Folder(tmp_path / "job")
+    folder = MessageFolder(tmp_path / "job")
     (folder.there / "1.json").write_text("there")
     (folder.there / "2.json").write_text("there")
     (folder.there / "2.123").write_text("half")
@@ -41,4 +41,4 @@ def test_a_folder_of_ours_that_others_may_write_is_refused(tmp_path):
     own.mkdir()
     own.chmod(0o777)
     with pytest.raises(PermissionError):
-        Folder(own / "job")
+        MessageFolder(own / "job")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oomguard.cluster.ranks.launcher import Launched
+from oomguard.cluster.ranks.launcher import RankIdentity
 from oomguard.cluster.ranks.rendezvous import free_port, rendezvous
 from oomguard.core.errors import UsageError
 from support.each import each
@@ -28,7 +28,7 @@ def test_a_store_that_cannot_be_reached_lets_no_rank_start_again_and_says_why(jo
     job.start(2, "--rank-timeout", "4s", rendezvous="ray://127.0.0.1:1", are_apart=True, **of_all)
     _, errors = job.ranks[0].communicate(timeout=LIMIT_S)
     assert job.ranks[0].returncode == 1
-    assert "rank 1 is silent: no rank starts again: mirror=" in errors
+    assert "rank 1 is silent: no rank restarts: mirror=" in errors
     assert job.lengths()[0] == [32768]
 
 
@@ -48,11 +48,9 @@ def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(jo
     assert errors is not None
     said = next(line for line in errors if "not met yet" in line)
     assert said.startswith(
-        "oomguard: rank 1 is not met yet, and no rank starts again without the others: reason=the torch store at 127.0.0.1:"
+        "oomguard: rank 1 is not met yet, and no rank restarts without the others: reason=the torch store at 127.0.0.1:"
     )
-    assert (
-        "another program has the port; --rendezvous tcp://HOST:PORT with one that is free" in said
-    )
+    assert "another program uses the port; choose a free one" in said
     assert job.ranks[0].poll() is None
 
 
@@ -63,9 +61,10 @@ def test_ranks_of_one_host_whose_store_is_dead_start_again_and_are_told_so_and_w
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0] * 3, ended
     why = f"reason=the ray store at {place.removeprefix('ray://')} was not reached: Connection refused"
-    assert f"all ranks are on this host, and meet there without their store: {why}" in ended[0][2]
+    assert f"all ranks are on this host and meet there without their store: {why}" in ended[0][2]
     assert not any(
-        "none starts again" in errors or "no rank starts again:" in errors for _, _, errors in ended
+        "no rank restarts automatically" in errors or "no rank restarts:" in errors
+        for _, _, errors in ended
     )
 
 
@@ -74,8 +73,8 @@ def test_ranks_that_meet_at_another_address_are_of_another_job():
     assert places[0] != places[1]
 
 
-def of_two_hosts(**told: object) -> Launched:
-    return Launched(
+def of_two_hosts(**told: object) -> RankIdentity:
+    return RankIdentity(
         **{
             "rank": 1,
             "size": 2,
@@ -115,10 +114,10 @@ def test_one_rank_a_host_mirrors():
     ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"],
 )
 def test_what_names_no_place_is_refused(asked):
-    with pytest.raises(UsageError, match="not understood"):
+    with pytest.raises(UsageError, match="is invalid"):
         rendezvous(of_two_hosts(), asked)
 
 
 def test_a_launcher_that_tells_no_address_stops_no_command():
     found = rendezvous(of_two_hosts(address=None), None)
-    assert found.problem.startswith("torchrun does not tell where: --rendezvous names")
+    assert found.problem.startswith("torchrun does not set a meeting place: --rendezvous names")

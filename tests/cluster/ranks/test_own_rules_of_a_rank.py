@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from oomguard.analyst.side_effects import SideEffects
-from oomguard.cluster.ranks.decision import decide, is_change_left, policy_row, seen_row
-from oomguard.cluster.ranks.messages import RankEnd, Said, said
+from oomguard.cluster.ranks.decision import decide, is_change_left, policy_row, side_effects_row
+from oomguard.cluster.ranks.messages import RankEnd, RankMessage, parse_message
 from oomguard.core.incident import Effect
 from oomguard.remedy.policy import LeastValue, Policy
 from support.each import each
@@ -19,7 +19,7 @@ PATCH = (
     },
 )
 FAILED = RankEnd(1, "memory", 1, "exit status 1", {}, PATCH)
-WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
+WROTE = side_effects_row(SideEffects(changed_files=("/w/m.prom",)))
 
 
 @each(
@@ -38,7 +38,9 @@ WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
     ],
 )
 def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(policy, why):
-    held = said(Said(2, "n", end=RankEnd(1, "ended", 143, policy=policy_row(policy))).to_text())
+    held = parse_message(
+        RankMessage(2, "n", end=RankEnd(1, "ended", 143, policy=policy_row(policy))).to_text()
+    )
     decision = decide(1, {0: RankEnd(1, "ended", 143), 1: FAILED, 2: held.end}, {})
     assert (decision.again, decision.why) == (
         False,

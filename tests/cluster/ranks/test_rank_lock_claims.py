@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cluster.ranks.rank_lock import Claim
+from oomguard.cluster.ranks.rank_lock import RankLock
 from oomguard.core.errors import UsageError
 from support.supervising import LIMIT_S, RUN, wait_for
 
 
-def claim(folder: Path, rank: int, size: int = 2) -> Claim:
-    made = Claim(folder / "place" / "job", rank, size)
+def claim(folder: Path, rank: int, size: int = 2) -> RankLock:
+    made = RankLock(folder / "place" / "job", rank, size)
     made.take()
     return made
 
@@ -32,7 +32,7 @@ def test_who_comes_as_a_rank_that_another_process_is_is_refused_with_its_process
 ):
     first = claim(tmp_path, 1)
     with pytest.raises(
-        UsageError, match=f"another process is rank 1 in .*place already: pid {os.getpid()} on "
+        UsageError, match=f"another process is already rank 1 in .*place: pid {os.getpid()} on "
     ) as raised:
         claim(tmp_path, 1)
     assert "--rendezvous DIR/$SLURM_JOB_ID" in raised.value.hint
@@ -67,7 +67,7 @@ def test_where_two_jobs_have_mixed_no_rank_goes_on(tmp_path, of_job):
     with pytest.raises(UsageError):
         claim(tmp_path, 1)
     for rank in (first, second):
-        assert "another job came to" in rank.contested()
+        assert "another job started in" in rank.contested()
 
 
 def test_a_rank_that_is_claimed_after_the_other_was_refused_knows_of_it_too(tmp_path, of_job):
@@ -89,7 +89,7 @@ def test_a_job_that_has_run_for_a_while_goes_on_whatever_comes(tmp_path):
 
 
 def test_the_claim_of_a_process_that_was_killed_is_free(tmp_path):
-    code = "import sys; from pathlib import Path; from oomguard.cluster.ranks.rank_lock import Claim; c = Claim(Path(sys.argv[1]), 0, 2); c.take(); print(); input()"
+    code = "import sys; from pathlib import Path; from oomguard.cluster.ranks.rank_lock import RankLock; c = RankLock(Path(sys.argv[1]), 0, 2); c.take(); print(); input()"
     place = tmp_path / "place" / "job"
     with subprocess.Popen(
         [sys.executable, "-c", code, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -134,9 +134,9 @@ def test_of_two_jobs_that_mix_in_one_folder_no_command_waits_for_the_other_jobs_
             run.kill()
             run.wait()
     assert [run.returncode for run in runs] == [1, 1, 2], told
-    assert "another process is rank 1 in" in told[2]
+    assert "another process is already rank 1 in" in told[2]
     assert not (tmp_path / "a" / "ran-1").exists()
     assert all(
-        "another job came to" in text and "a place of its own" in text for text in told[:2]
+        "another job started in" in text and "its own folder" in text for text in told[:2]
     ), told
     assert not list((tmp_path / "shared").iterdir())

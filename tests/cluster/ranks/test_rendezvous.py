@@ -42,9 +42,9 @@ def test_a_job_of_one_rank_runs_and_is_repaired_as_any_command_is(
 @each(
     ("place", "words"),
     [
-        ("file", "is no folder"),
-        ("", "names no place"),
-        ("foo://x", "not understood"),
+        ("file", "is not a folder"),
+        ("", "the value is empty"),
+        ("foo://x", "is invalid"),
     ],
 )
 def test_what_is_no_place_is_refused_before_the_command(place: str, words: str, tmp_path: Path):

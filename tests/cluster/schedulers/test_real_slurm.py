@@ -24,11 +24,13 @@ def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
     assert slurm.told(job, "%k").startswith(
         'oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB'
     )
-    assert "the job goes back to its queue: job=" in slurm.output(job)
+    assert "requeuing the job: job=" in slurm.output(job)
     slurm.begin_now(job)
     slurm.wait_for(job, "COMPLETED")
     said = slurm.output(job)
-    assert "the job goes on with what its last start changed: max_model_len=1792 restart=1" in said
+    assert (
+        "beginning with the changes of the job's last start: max_model_len=1792 restart=1" in said
+    )
     assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
 
 
@@ -44,8 +46,8 @@ def test_a_job_goes_back_so_often_and_not_oftener(slurm):
 def test_the_queue_shows_the_attempt_that_runs(slurm):
     waits = f"{sys.executable} {ENGINE} --mode wait"
     job = slurm.submit(script("--slurm-comment", waits))
-    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 runs", 60), slurm.output(
-        job
+    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 is running", 60), (
+        slurm.output(job)
     )
     slurm.ask("scancel", job)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.schedulers.slurm import behind, changes_of, state_in, with_state
+from oomguard.cluster.schedulers.slurm import (
+    decode_comment,
+    encode_comment,
+    merge_comment,
+    permitted_changes,
+)
 from oomguard.core.settings import SETTINGS
 from oomguard.remedy.policy import make_policy
 from support.each import each
@@ -18,7 +23,7 @@ STATES = st.dictionaries(st.sampled_from(sorted(set(SETTINGS) - {"device"})), VA
 
 @given(state=STATES, text=st.text(max_size=60))
 def test_what_a_comment_carries_is_read_back(state, text):
-    assert state_in(with_state(state, f"oomguard: {text}") or "") == state
+    assert decode_comment(encode_comment(state, f"oomguard: {text}") or "") == state
 
 
 @given(users=st.text(max_size=60), state=STATES, text=st.text(max_size=60))
@@ -26,16 +31,16 @@ def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_change
     users, state, text
 ):
     users = users.replace("oomguard", "")
-    first = behind(users, with_state(state, f"oomguard: {text}"))
-    assert behind(first, "oomguard: ended") == behind(users, "oomguard: ended")
-    assert state_in(first) == state
+    first = merge_comment(users, encode_comment(state, f"oomguard: {text}"))
+    assert merge_comment(first, "oomguard: ended") == merge_comment(users, "oomguard: ended")
+    assert decode_comment(first) == state
     assert first.startswith(users)
 
 
 @given(st.text())
 def test_any_other_comment_carries_nothing_or_settings_that_exist(text):
-    assert set(state_in(text)) <= set(SETTINGS)
-    assert set(state_in(f"oomguard {text}")) <= set(SETTINGS)
+    assert set(decode_comment(text)) <= set(SETTINGS)
+    assert set(decode_comment(f"oomguard {text}")) <= set(SETTINGS)
 
 
 @each(
@@ -51,15 +56,15 @@ def test_any_other_comment_carries_nothing_or_settings_that_exist(text):
     ],
 )
 def test_a_comment_without_changes_carries_none(comment):
-    assert state_in(comment) == {}
+    assert decode_comment(comment) == {}
 
 
 def test_which_device_had_room_is_not_carried():
-    assert with_state({"device": "0"}, "oomguard: ended") == "oomguard: ended"
+    assert encode_comment({"device": "0"}, "oomguard: ended") == "oomguard: ended"
 
 
 def test_changes_too_long_for_a_comment_are_not_cut():
-    assert with_state({"dtype": "x" * 2000}, "oomguard: ended") is None
+    assert encode_comment({"dtype": "x" * 2000}, "oomguard: ended") is None
 
 
 @each(
@@ -75,7 +80,7 @@ def test_changes_too_long_for_a_comment_are_not_cut():
     ],
 )
 def test_what_the_run_s_own_words_forbid_is_left_out(options, refused):
-    patches, left_out = changes_of({"max_model_len": 1792}, make_policy(**options), "why")
+    patches, left_out = permitted_changes({"max_model_len": 1792}, make_policy(**options), "why")
 
     assert left_out == refused
     assert bool(patches) != bool(refused)

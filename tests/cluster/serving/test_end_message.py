@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.analyst.outcome import Outcome
-from oomguard.cluster.serving.end_message import MOST_BYTES, comment_of, cut, message_place
+from oomguard.cluster.serving.end_message import (
+    MOST_BYTES,
+    comment_of,
+    message_place,
+    truncate_utf8,
+)
 from oomguard.core.incident import Attempt
 from support.supervising import run
 
@@ -73,7 +78,7 @@ def test_only_in_a_pod_it_goes_to_kubernetes_own_place_by_itself():
 
 @given(st.text(), st.integers(4, 100))
 def test_a_cut_text_is_whole_characters_of_at_most_so_many_bytes(text, most):
-    shown = cut(text, most)
+    shown = truncate_utf8(text, most)
     assert len(shown.encode("utf-8", "replace")) <= most
     assert shown == text or text.encode("utf-8", "replace").decode().startswith(
         shown.removesuffix("…")
@@ -81,7 +86,7 @@ def test_a_cut_text_is_whole_characters_of_at_most_so_many_bytes(text, most):
 
 
 def test_a_long_message_is_cut_to_what_kubernetes_takes():
-    assert len(cut("ü" * 5000, MOST_BYTES).encode()) <= MOST_BYTES
+    assert len(truncate_utf8("ü" * 5000, MOST_BYTES).encode()) <= MOST_BYTES
 
 
 def test_a_comment_of_a_long_cause_keeps_the_status():

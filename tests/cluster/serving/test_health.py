@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from oomguard.cluster.serving.health import Elsewhere, Health, LookedAt, Server
+from oomguard.cluster.serving.health import Health, NoEngineAnswer, Server, ServerWatch
 from oomguard.engines.server import ListenAddress, serving_names
 
 VLLM = serving_names("vllm")
@@ -30,12 +30,12 @@ def test_a_scheduler_that_stops_is_told_by_default_and_nothing_is_ended(serve):
     time.sleep(0.3)
     served.order("stuck")
     hang = served.wait_for("the server hangs")
-    assert "1 requests in a step, and no counter moved for" in hang["event"]
-    assert hang["to_end_it"] == "give --restart on-failure"
+    assert "1 requests in a step, but no counter moved for" in hang["event"]
+    assert hang["to_end_it"] == "add --restart on-failure"
     served.forget("chunks")
     served.forget("stuck")
     assert request.getresponse().status == 200
-    served.wait_for("the server goes on")
+    served.wait_for("the server works again")
     assert served.starts() == 1
     assert len(served.told("the server hangs")) == 1
     assert served.end() == 0
@@ -66,7 +66,7 @@ def test_half_a_request_and_an_idle_connection_are_no_hang(serve):
     ):
         half.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")
         served.wait_for(
-            "the engine goes on"
+            "the engine works again"
         )  # one token was asked for, since the connection alone does not tell
         time.sleep(1)
     assert not served.told("the server hangs")
@@ -97,7 +97,7 @@ def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
         raise RuntimeError("broken")
 
     monkeypatch.setattr(Server, "ask", breaks)
-    looked = LookedAt(
+    looked = ServerWatch(
         Health("vllm", 2.0, lambda _: None, {}),
         Server(ListenAddress("127.0.0.1", 1)),
         VLLM,
@@ -105,4 +105,4 @@ def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
         threading.Event(),
         counts_nothing=False,
     )
-    assert looked._asked(5.0) == Elsewhere("RuntimeError: broken")
+    assert looked._asked(5.0) == NoEngineAnswer("RuntimeError: broken")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from oomguard.cluster.serving.health import unanswered_s
+from oomguard.cluster.serving.health import request_waits_s
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -24,27 +24,27 @@ def pair(request: pytest.FixtureRequest):
 def test_a_connection_without_a_byte_waits_for_nothing(pair):
     port, _, _ = pair
     time.sleep(0.05)
-    assert unanswered_s(port) == ()
+    assert request_waits_s(port) == ()
 
 
 def test_a_request_waits_from_its_last_byte_until_the_first_of_its_answer(pair):
     port, client, accepted = pair
     client.send(b"GET")
     time.sleep(0.3)
-    (waits,) = unanswered_s(port)
+    (waits,) = request_waits_s(port)
     assert 0.2 < waits < 5
     accepted.send(b"200")
     time.sleep(0.02)
-    assert unanswered_s(port) == ()
+    assert request_waits_s(port) == ()
     time.sleep(0.05)
     client.send(b"GET")
     time.sleep(0.02)
-    assert len(unanswered_s(port)) == 1
+    assert len(request_waits_s(port)) == 1
 
 
 def test_connections_of_other_ports_do_not_count(pair):
     port, client, _ = pair
     client.send(b"GET")
     time.sleep(0.05)
-    assert unanswered_s(client.getsockname()[1]) == ()
-    assert unanswered_s(port + 1 if port < 65535 else port - 1) == ()
+    assert request_waits_s(client.getsockname()[1]) == ()
+    assert request_waits_s(port + 1 if port < 65535 else port - 1) == ()

@@ -10,7 +10,7 @@ from oomguard.cluster.serving.health import (
     Counters,
     EngineProblem,
     EngineProcesses,
-    Look,
+    HealthSample,
     ProgressMonitor,
 )
 
@@ -20,7 +20,7 @@ CORE = EngineProcesses(cores=(7,))
 
 def look(
     at_s: float, tokens: float = 0, *, running: float = 1, waits_s: float = 0, **more: object
-) -> Look:
+) -> HealthSample:
     engines = {"0": Counters(running, progress={"tokens": tokens, "kv": more.pop("kv", 0)})}
     given = {
         "engines": engines,
@@ -28,15 +28,15 @@ def look(
         "processes": CORE,
         **more,
     }
-    return Look(at_s, at_s, **given)
+    return HealthSample(at_s, at_s, **given)
 
 
-def found(*looks: Look) -> EngineProblem | None:
+def found(*looks: HealthSample) -> EngineProblem | None:
     progress = ProgressMonitor(LIMIT_S, EVERY_S)
     return [progress.see(one) for one in looks][-1]
 
 
-def every(seconds: float, **more: object) -> list[Look]:
+def every(seconds: float, **more: object) -> list[HealthSample]:
     """Looks over so many seconds at an engine that has work and does not move."""
     return [look(at_s, waits_s=at_s, **more) for at_s in range(0, int(seconds) + 1, int(EVERY_S))]
 
@@ -47,7 +47,7 @@ def test_a_request_in_a_step_and_no_counter_that_moves_is_a_hang_after_the_limit
     assert finding is not None
     assert finding.is_counted
     assert not finding.is_sure
-    assert "1 requests in a step, and no counter moved for 60 s" in finding.what
+    assert "1 requests in a step, but no counter moved for 60 s" in finding.what
 
 
 def test_stuck_before_the_first_step_no_counter_tells_and_the_waiting_request_does():
@@ -111,7 +111,7 @@ def test_a_version_without_titles_has_no_core_to_lose():
 def test_a_server_that_answers_nothing_is_a_hang():
     finding = found(*[look(at_s, engines=None) for at_s in range(0, 61, 3)])
     assert finding is not None
-    assert "the server has answered nothing for 60 s" in finding.what
+    assert "the server has not answered for 60 s" in finding.what
 
 
 def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_idle():
@@ -119,7 +119,7 @@ def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_
     finding = found(*idle)
     assert finding is not None
     assert not finding.has_counters
-    assert "nothing is counted; its processes are idle for 60 s" in finding.what
+    assert "the server has no counters; its processes have been idle for 60 s" in finding.what
     busy = [
         look(
             at_s, waits_s=at_s, engines={}, processes=EngineProcesses(cores=(7,), cpu_s=at_s * 0.9)

@@ -55,7 +55,7 @@ def test_a_hang_is_neither_alive_nor_ready_and_says_why(serve):
         assert status == 503
         assert text.startswith("the server hangs: a request has waited for")
     served.forget("stuck")
-    served.wait_for("the server goes on")
+    served.wait_for("the server works again")
     assert asked(port, "/livez")[0] == asked(port, "/readyz")[0] == 200
     assert served.end() == 0
 
@@ -90,7 +90,7 @@ def test_what_is_no_port_is_a_mistake():
         timeout=60,
     )
     assert ran.returncode == 2
-    assert f"--probes {text}: not a port or an address" in ran.stderr
+    assert f"--probes {text} is not a port or an address" in ran.stderr
 
 
 def test_events_name_the_port_that_was_taken():

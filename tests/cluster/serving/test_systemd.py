@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.cluster.serving.health import Health
-from oomguard.cluster.serving.systemd import Systemd, SystemdNotifier, taken_from
+from oomguard.cluster.serving.systemd import SystemdNotifier, SystemdSocket, take_systemd_socket
 from oomguard.engines.command import Launch
 from support.each import each
 from support.supervising import wait_for
@@ -107,12 +107,12 @@ def _is_server(place: Path, port: int) -> bool:
 @each("value", ["", "vsock:2:1", "relative"])
 def test_an_address_that_is_no_socket_of_unix_is_nobody(value):
     environ = {"NOTIFY_SOCKET": value, "WATCHDOG_USEC": "1"}
-    assert taken_from(environ) is None
+    assert take_systemd_socket(environ) is None
     assert environ == {}
 
 
 def test_a_manager_that_has_gone_harms_nothing():
-    Systemd("/no/such/socket").tell(READY=1)
+    SystemdSocket("/no/such/socket").send(READY=1)
 
 
 def test_a_stop_is_told_when_it_comes_not_when_the_server_has_ended(serve, manager):
@@ -133,7 +133,7 @@ def test_a_look_that_fails_keeps_the_watchdog_of_a_server_of_which_nothing_is_wr
 ):
     health = Health("vllm", 0.0, lambda _: None, {}, is_ready=True)
     told = SystemdNotifier(
-        Systemd(
+        SystemdSocket(
             f"\0{manager.address[1:]}" if manager.address.startswith("@") else manager.address, 0.1
         ),
         health,

@@ -1,4 +1,4 @@
-"""Add the options of ``oomguard run`` for schedulers: probes, exit status, SLURM."""
+"""Add the ``run`` options for schedulers: probes, exit status, SLURM comment and requeue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _FIRST: Final = "0"
 
 
 def scheduler_options(function: F) -> F:
-    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue, as ``scheduling``."""
+    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue.
+
+    The command gets them as ``scheduling``.
+    """
 
     @functools.wraps(function)
     def with_scheduling(
@@ -48,8 +51,8 @@ def scheduler_options(function: F) -> F:
                 "--probes",
                 metavar="[HOST:]PORT",
                 help=(
-                    "Answer /livez and /readyz, which detect a hang, on a port of every address "
-                    "(0 = any free port). [default: off]"
+                    "Answer /livez and /readyz on this port, also when the server hangs. Listens "
+                    "on every address unless HOST is given; port 0 picks a free port."
                 ),
             ),
             option(
@@ -57,14 +60,17 @@ def scheduler_options(function: F) -> F:
                 type=click.Choice(["own", _BY_CAUSE]),
                 default="own",
                 show_default=True,
-                help="own: the command's status. by-cause: 90 = out of memory and nothing left to "
-                "try, 91 = another process holds the GPU, 92 = server hung; otherwise the "
-                "command's status.",
+                help=(
+                    "own: the command's status. by-cause: 90 = out of memory and no permitted "
+                    "change left, 91 = other processes hold the GPU memory, 92 = server hung; "
+                    "otherwise the command's status. The command's status also stands if a "
+                    "limit such as --deadline stopped a permitted change."
+                ),
             ),
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help=("Append the attempt number and the outcome to the comment of the SLURM job."),
+                help="Append the attempt number and outcome to the SLURM job comment.",
             ),
             option(
                 "--slurm-requeue",
@@ -72,9 +78,11 @@ def scheduler_options(function: F) -> F:
                 default=0,
                 show_default=True,
                 metavar="N",
-                help="Requeue the SLURM job at most N times if it ran out of memory and a change "
-                "is left, or other processes hold the GPU. Its next start begins with the changes "
-                "from the job's comment.",
+                help=(
+                    "Requeue the SLURM job up to N times if memory failed and a change is left, or "
+                    "if other processes hold the GPU. The next start begins with the changes, "
+                    "which the job comment stores."
+                ),
             ),
         ),
     )
@@ -90,18 +98,18 @@ class SchedulerOptions:
     slurm_requeue: int
 
 
-class SchedulerContext:
-    """Connect a run to the scheduler that started it.
+class SchedulerSupport:
+    """Report a run to its scheduler.
 
     Args:
         options: the scheduler options.
-        health: the health of the command's server; None if the command is not a server.
-        is_inside: whether another run is around this one and reports for it.
-        tells: whether this process reports for all ranks of its job; None if it is not a rank. The
-            first task of a SLURM step then reports.
+        health: the health monitor of the server, or None for another kind of command.
+        is_inside: whether another run is around this one, which reports instead.
+        reports_for_all: whether this process reports for all ranks. None: it is not a rank, and
+            the first task of a SLURM step reports.
 
     Raises:
-        UsageError: if ``--probes`` is not a port.
+        UsageError: ``--probes`` is not an address.
     """
 
     def __init__(
@@ -110,7 +118,7 @@ class SchedulerContext:
         health: Health | None,
         *,
         is_inside: bool,
-        tells: bool | None = None,
+        reports_for_all: bool | None = None,
     ) -> None:
         self._options = options
         self._job = None
@@ -122,11 +130,11 @@ class SchedulerContext:
             probes = _probes(self._options.probes, health)
             self.companions += () if probes is None else (probes,)
         if self._options.slurm_comment or self._options.slurm_requeue:
-            if tells is None:
+            if reports_for_all is None:
                 speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST
             else:
-                speaks = tells
-            if speaks or tells is not None:
+                speaks = reports_for_all
+            if speaks or reports_for_all is not None:
                 self._begun = _run_in_job(self._options)
             else:
                 self._begun = None
@@ -137,58 +145,55 @@ class SchedulerContext:
             self.companions += (self._job,) if self._job is not None else ()
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that a job's last start left for this one.
-
-        Every rank of the job begins with them.
-        """
+        """Return the changes that the job's last start left; every rank begins with them."""
         if self._begun is None:
             return ()
         return self._begun.begins_with(policy)
 
     def classified(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with the requested exit status."""
+        """Return the outcome with the exit status that the user chose."""
         if self._options.exit_status != _BY_CAUSE or outcome.is_stopped:
             return outcome
         from oomguard.cluster.schedulers.status_by_cause import by_cause
 
         return by_cause(outcome)
 
-    def report(self, outcome: Outcome) -> None:
-        """Report the end of the run to the scheduler's job."""
+    def report_end(self, outcome: Outcome) -> None:
+        """Write the end of the run into the job's comment."""
         if self._job is not None:
             from oomguard.cluster.serving.end_message import comment_of
 
             self._job.end(outcome, comment_of(outcome) if outcome.status else "oomguard: ended")
 
     def report_error(self, text: str) -> None:
-        """Report to the scheduler's job why nothing ran."""
+        """Write into the job's comment why nothing ran."""
         if self._job is not None:
-            self._job.say_error(text)
+            self._job.report_error(text)
 
     def requeue(self, outcome: Outcome) -> None:
-        """Requeue the job if its next start may fit; this is the last step of a run."""
+        """Requeue the job if its next start may fit; call this last."""
         if self._job is not None:
             self._job.requeue(outcome)
 
 
 def _probes(text: str, health: Health | None) -> AttemptHook | None:
-    """Return the probe server; None, with a warning, if it cannot listen on the address."""
+    """Return the probe server, or None with a warning if it cannot listen."""
     from oomguard.cluster.serving.probes import ALIVE, Probes
+    from oomguard.core.http_port import ANY, parse_address
     from oomguard.core.log import get_logger
-    from oomguard.telemetry.run_metrics import ANY, parse_address
 
     address = parse_address(text, ANY)
     if address is None:
         raise UsageError(
-            f"--probes {text}: not a port or an address",
-            hint="for example: --probes 8090 or --probes 127.0.0.1:8090",
+            f"--probes {text} is not a port or an address",
+            hint="--probes 8090, --probes 127.0.0.1:8090",
         )
     try:
         probes = Probes(address, health)
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning(
-            "Probes are not answered, because oomguard cannot listen on this address",
+            "probes are not answered; the run continues without them",
             address=str(address),
             reason=reason,
         )
@@ -204,7 +209,7 @@ def _probes(text: str, health: Health | None) -> AttemptHook | None:
 def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     from oomguard.cluster.schedulers.slurm import RunInJob, job_of
 
-    job = job_of(os.environ, "Did not set the job's comment")
+    job = job_of(os.environ, "the job comment is not set")
     if job is None:
         return None
-    return RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)
+    return RunInJob(job, options.slurm_requeue, shows_all=options.slurm_comment)

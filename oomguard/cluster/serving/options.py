@@ -1,49 +1,65 @@
-"""Add the options of ``oomguard run`` for a server that runs for weeks."""
+"""Add the ``run`` options for a server that runs for weeks."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
+from oomguard.analyst.attempt_hooks import AttemptHook
+from oomguard.analyst.outcome import TerminationReason
 from oomguard.cli.options import Duration, add_options, option
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook
     from oomguard.analyst.link import ReceivedSignals
-    from oomguard.analyst.outcome import Outcome, TerminationReason
+    from oomguard.analyst.outcome import Outcome
     from oomguard.cluster.serving.health import Health
     from oomguard.cluster.serving.systemd import SystemdNotifier
     from oomguard.engines.command import Launch
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_HANG_AFTER_S: Final = 300.0
-# The limit per hour bounds restarts over weeks; the user set no total limit.
+# A server that restarts for weeks has a limit per hour, but none in total by default.
 NO_BOUND: Final = 10**9
-# Time for a hanging server to end; it rarely uses it.
-END_S: Final = 10.0
 
 
 def serving_options(function: F) -> F:
-    """Add the options --restart, --hang-after and --termination-message."""
+    """Add --restart, --hang-after and --termination-message; the command gets them as
+    ``serving``.
+    """
+
+    @functools.wraps(function)
+    def with_serving(
+        *args: Any,
+        restart: str,
+        hang_after: float,
+        termination_message: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        asked = ServingOptions(restart, hang_after, termination_message)
+        return function(*args, serving=asked, **kwargs)
+
     return add_options(
-        function,
+        cast("F", with_serving),
         (
             option(
                 "--restart",
                 type=click.Choice(["no", "on-failure"]),
                 default="no",
                 show_default=True,
-                help="on-failure: also rerun the command unchanged after a failure or hang that "
-                "is not an out-of-memory. --max-per-hour limits it; --max-relaunches only if you "
-                "give it.",
+                help=(
+                    "on-failure: also restart the command unchanged after a hang or another "
+                    "failure that is not an out-of-memory. --max-per-hour limits restarts; "
+                    "--max-relaunches does too if you set it."
+                ),
             ),
             option(
                 "--hang-after",
@@ -51,16 +67,19 @@ def serving_options(function: F) -> F:
                 default=DEFAULT_HANG_AFTER_S,
                 show_default=True,
                 metavar="TIME",
-                help="Treat the server as hung if requests wait this long without engine "
-                "progress. Reports it; with --restart on-failure also stops it. 0 disables.",
+                help=(
+                    "Treat the server as hung if requests wait this long without engine progress. "
+                    "Reports it; with --restart on-failure also stops it, even if no restart is "
+                    "left. 0 disables."
+                ),
             ),
             option(
                 "--termination-message",
                 type=click.Path(dir_okay=False),
                 metavar="PATH",
                 help=(
-                    "File for the outcome of a failed run, at most 4096 bytes. [default: "
-                    "/dev/termination-log in a pod of Kubernetes]"
+                    "File for the summary of a failed run, at most 4096 bytes. [default: "
+                    "/dev/termination-log in a Kubernetes pod]"
                 ),
             ),
         ),
@@ -69,17 +88,17 @@ def serving_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Hold the serving options."""
+    """Hold the server options."""
 
     restart: str
     hang_after: float
     termination_message: str | None
 
     def checked(self, *, is_inside: bool) -> ServingOptions:
-        """Return the options that this run follows; an outer run restarts and detects hangs itself.
+        """Return the options that apply to this run; an outer run watches and restarts instead.
 
         Raises:
-            UsageError: if the termination message cannot be written.
+            UsageError: the termination message cannot be written.
         """
         place = self.termination_message
         if place is not None and not os.access(Path(place).absolute().parent, os.W_OK):
@@ -98,11 +117,11 @@ class ServingOptions:
 
     @property
     def restarts(self) -> bool:
-        """Whether the command is rerun unchanged after a failure."""
+        """Whether the command restarts after a failure that is not an out-of-memory."""
         return self.restart == "on-failure"
 
     def relaunches(self, ctx: click.Context, given: int) -> int:
-        """Return the total number of relaunches; unlimited for restarts without a given number."""
+        """Return the largest number of relaunches: the user's, or no limit with restarts."""
         is_default = (
             ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
         )
@@ -111,15 +130,15 @@ class ServingOptions:
         return given
 
 
-class ServerContext:
-    """Connect a run to the health checks of its server; idle if the command is not a server.
+class ServerSupport:
+    """Watch the server of a run; do nothing for another kind of command.
 
     Args:
-        options: the serving options.
+        options: the server options.
         launch: the command.
         signals: the signals of the run.
-        grace_s: the time that the command has to end, in seconds.
-        asked: whether the user gave one of these options.
+        grace_s: the time that the command gets to end, in seconds.
+        asked: whether the user asked to watch the server.
     """
 
     def __init__(
@@ -139,7 +158,7 @@ class ServerContext:
 
         if not is_server(launch):
             return
-        from oomguard.analyst.outcome import CommandTerminator
+        from oomguard.analyst.outcome import END_S, CommandTerminator
         from oomguard.cluster.serving.health import Health
 
         end = CommandTerminator(signals, min(grace_s, END_S))
@@ -148,9 +167,9 @@ class ServerContext:
             name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped
         )
         if "NOTIFY_SOCKET" in os.environ:
-            from oomguard.cluster.serving.systemd import SystemdNotifier, taken_from
+            from oomguard.cluster.serving.systemd import SystemdNotifier, take_systemd_socket
 
-            systemd = taken_from(os.environ)
+            systemd = take_systemd_socket(os.environ)
             if systemd is not None:
                 self._notifier = SystemdNotifier(systemd, self._health, end.is_stopped)
                 signals.on_stop = self._notifier.stopping
@@ -163,17 +182,17 @@ class ServerContext:
         )
 
     def ended_by_us(self) -> TerminationReason | None:
-        """Return why oomguard stopped the last attempt; None if it ended on its own."""
+        """Return why oomguard ended the last attempt, or None."""
         if self._health is None:
             return None
         return self._health.ended_by_us()
 
     @property
     def health(self) -> Health | None:
-        """The health of the server; None if the command is not a server."""
+        """The health monitor of the server, or None for another kind of command."""
         return self._health
 
-    def report(self, outcome: Outcome) -> None:
+    def report_end(self, outcome: Outcome) -> None:
         """Report the end of the run to systemd and in the termination message."""
         if self._notifier is not None:
             self._notifier.close(outcome.status)
@@ -184,10 +203,10 @@ class ServerContext:
 
     @contextlib.contextmanager
     def reporting_errors(self, also: Callable[[str], None]) -> Iterator[None]:
-        """Report an error before the command's start like a failed run, and raise it again.
+        """Report an error that ends the run before its command starts; the error is raised again.
 
         Args:
-            also: receives the same message.
+            also: another function that takes the message.
         """
         try:
             yield
@@ -201,7 +220,7 @@ class ServerContext:
             raise
 
     def _leave(self, message: Callable[[], str]) -> None:
-        """Write the termination message if the user or Kubernetes asks for it."""
+        """Write the termination message, if there is a path for it."""
         from oomguard.cluster.serving.end_message import leave_message, message_place
 
         place = message_place(self._options.termination_message, os.environ)

@@ -1,4 +1,4 @@
-"""Add the options of ``oomguard run`` that choose devices, wait for them and lease them."""
+"""Add the ``run`` options that choose, lease and wait for devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """Hold the placement options; a command without ``--gpus`` is not placed."""
+    """Hold the placement options; without ``--gpus`` oomguard does not choose devices."""
 
     gpus: str | None
     wait_s: float | None
@@ -29,19 +29,19 @@ class PlacementOptions:
     lease_folder: str | None
     own: tuple[str, ...] = ()
 
-    def placing(
+    def device_assignment(
         self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None
     ) -> DeviceAssignment:
-        """Return the placement of a run's attempts.
+        """Return the device assignment for the attempts of a run.
 
         Raises:
-            UsageError: if an option is invalid, or needs ``--gpus``.
+            UsageError: an option is invalid or needs ``--gpus``.
         """
         if self.gpus is None:
             if self.wait_s is not None:
                 raise UsageError(
                     "--wait needs --gpus",
-                    hint="for example: oomguard run --gpus auto --wait 30m -- …",
+                    hint="oomguard run --gpus auto --wait 30m -- …",
                 )
             from oomguard.analyst.placed_runs import NoPlacement
 
@@ -51,7 +51,7 @@ class PlacementOptions:
         from oomguard.cluster.placement.need import read_gpus
         from oomguard.cluster.placement.placer import Placer
         from oomguard.cluster.placement.refusal import Invocation
-        from oomguard.cluster.placement.run_on_devices import OnDevices
+        from oomguard.cluster.placement.run_on_devices import RunPlacement
         from oomguard.report.redact import mask_command
 
         folder = LeaseFolder(
@@ -61,12 +61,15 @@ class PlacementOptions:
         asked = read_gpus(self.gpus)
         invocation = Invocation(asked.shown, shlex.join(command), own)
         placer = Placer(asked, folder, dict(os.environ), invocation, self.lease, outer_pid)
-        return OnDevices(placer, self.lease, self.wait_s, DEVICE in pinned)
+        return RunPlacement(placer, self.lease, self.wait_s, DEVICE in pinned)
 
 
 def _folder_named(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise UsageError("--lease-folder is empty", hint="leave it out to use /tmp/oomguard-leases")
+        raise UsageError(
+            "--lease-folder '': the name is empty",
+            hint="leave out --lease-folder to use /tmp/oomguard-leases",
+        )
     return value
 
 
@@ -78,8 +81,7 @@ def lease_folder_option(function: F) -> F:
         callback=_folder_named,
         metavar="DIR",
         help=(
-            "Folder for leases of devices, the same for everyone who shares them. [default: "
-            "/tmp/oomguard-leases]"
+            "Folder of device leases, which all users must share. [default: /tmp/oomguard-leases]"
         ),
     )(function)
 
@@ -98,7 +100,7 @@ def placement_options(function: F) -> F:
     ) -> Any:
         source = click.get_current_context().get_parameter_source("wait")
         if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
-            wait = None  # a configuration file serves runs with --gpus and runs without
+            wait = None  # a configuration file applies to runs with and without --gpus
         return function(
             *args,
             placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()),
@@ -112,8 +114,8 @@ def placement_options(function: F) -> F:
                 "--gpus",
                 metavar="auto|N|LIST",
                 help=(
-                    "Choose devices before the start: as many as the command needs (auto), N of "
-                    "them, or these (0,1 or UUIDs). [default: as given]"
+                    "Choose the devices before the start: as many as the command needs, N of them, "
+                    "or a list (0,1 or 1, or UUIDs)."
                 ),
             ),
             option(
@@ -121,8 +123,8 @@ def placement_options(function: F) -> F:
                 type=Duration(),
                 metavar="TIME",
                 help=(
-                    "With --gpus: how long to wait for a busy GPU (first come, first served). "
-                    "[default: do not wait]"
+                    "With --gpus: wait at most this long for a busy device, first come first "
+                    "served. [default: do not wait]"
                 ),
             ),
             option(
@@ -130,8 +132,11 @@ def placement_options(function: F) -> F:
                 type=click.Choice(["start", "job"]),
                 default="start",
                 show_default=True,
-                help="With --gpus: keep other starts off the devices until the engine has "
-                "reserved its memory (start) or until the command ends (job).",
+                help=(
+                    "With --gpus: reserve the devices until the engine has taken its memory "
+                    "(start), or until the job ends (job). If oomguard cannot predict the "
+                    "command's memory, it reserves them until the job ends."
+                ),
             ),
             lease_folder_option,
         ),

@@ -82,13 +82,13 @@ def test_divided_and_lost_devices_say_what_they_are(gpus):
         simulated_gpus.line(3, more=f"held={9 * GIB}"),
     )
     assert show(gpus).splitlines() == [
-        "GPU 0  divided (MIG): only its instances can be used",
+        "GPU 0  divided (MIG): only its instances are usable",
         "  instance 1  H100 MIG 1g.10gb  10.00 GiB of 10.00 GiB free  MIG-b",
         "GPU 1  it does not answer: GPU is lost",
         f"GPU 2  NVIDIA RTX A5000  24.00 GiB of 24.00 GiB free  {simulated_gpus.uuid(2)}",
         f"GPU 3  NVIDIA RTX A5000  15.00 GiB of 24.00 GiB free  {simulated_gpus.uuid(3)}",
-        "GPU 2: the driver does not tell which processes use it (an old driver, MIG, or no permission)",
-        "GPU 3: 9.00 GiB is held by processes that are not seen from here",
+        "GPU 2: the driver does not report which processes use it (an old driver, MIG, or no permission)",
+        "GPU 3: processes that are not visible here hold 9.00 GiB",
     ]
 
 
@@ -111,6 +111,6 @@ def test_why_nvml_does_not_answer_is_shown_and_the_status_is_zero(gpus):
 def test_a_folder_that_holds_no_leases_is_told(gpus, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert f"no leases: {tmp_path}/open lets every user" in show(
+    assert f"no leases: every user can remove other users' files in {tmp_path}/open" in show(
         gpus, OOMGUARD_LEASE_FOLDER=str(tmp_path / "open")
     )

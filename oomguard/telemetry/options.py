@@ -1,4 +1,4 @@
-"""Add ``run --metrics`` and OpenTelemetry spans to a run."""
+"""Add ``run --metrics``, and run a command with metrics and OpenTelemetry spans."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from oomguard.analyst.attempt_hooks import AttemptHook
+from oomguard.analyst.loop import AttemptLoop
+from oomguard.analyst.nested_run import unwrap_command
 from oomguard.cli.options import option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook
     from oomguard.analyst.link import Link
-    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.outcome import Outcome
+    from oomguard.core.http_port import HttpAddress
     from oomguard.telemetry.metrics import Exporter
-    from oomguard.telemetry.run_metrics import MetricsAddress, Outlet
+    from oomguard.telemetry.run_metrics import Outlet
     from oomguard.telemetry.spans import Tracing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,27 +34,27 @@ def metrics_option(function: F) -> F:
         "--metrics",
         metavar="[HOST:]PORT|FILE",
         help=(
-            "Serve Prometheus metrics on a port (0 = any free port), or write them to FILE, whose "
-            "name ends in .prom. [default: no metrics]"
+            "Serve Prometheus metrics of this run on a local port (0 picks a free one), or write "
+            "them to FILE, whose name must end in .prom."
         ),
     )(function)
 
 
-def run_observed(
+def run_with_metrics(
     supervision: AttemptLoop, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
 ) -> Outcome:
-    """Run the command with metrics and spans, in addition to its other listeners.
+    """Run the command, and count and trace its attempts as far as the user asked.
 
     Args:
         supervision: the run.
-        link: the link to the supervisor, which knows whether the user stopped the run.
-        ctx: shows whether a flag or a variable gives ``metrics``.
-        metrics: where the metrics go; None for no metrics.
+        link: the connection to the supervisor, which knows whether the user stopped the run.
+        ctx: the command line, which shows whether a flag or a variable asks for metrics.
+        metrics: the target of the metrics. None: no metrics.
         is_inner: whether another run is around this one, which uses the same variables.
 
     Raises:
-        UsageError: if ``metrics`` is not an address or file, or prometheus-client is missing.
-        LaunchError: if the command cannot be started.
+        UsageError: ``metrics`` is invalid, or prometheus-client is not installed.
+        LaunchError: the command cannot be started.
     """
 
     def stopped() -> bool:
@@ -81,40 +83,31 @@ def run_observed(
             spans.end(status)
             tracing.deliver()
         except Exception as error:  # noqa: BLE001
-            # The command has ended, and a failed span must not hide its status.
-            get_logger().warning(
-                "Trace spans dropped: the collector did not accept them",
-                reason=f"{type(error).__name__}: {error}",
-            )
+            # the command has ended, and lost spans must not change its status
+            get_logger().warning("spans are lost", reason=f"{type(error).__name__}: {error}")
     return outcome
 
 
 def _tracing() -> Tracing | None:
-    """Return the sender of spans; None if no OTEL_ variable asks for spans.
-
-    Without such a variable nothing is imported.
-    """
+    """Return the tracing, or None without OpenTelemetry variables; then nothing is loaded."""
     if not any(name.startswith("OTEL_") for name in os.environ):
         return None
     from oomguard.telemetry import spans
 
-    if spans.is_asked():
+    if spans.is_enabled():
         return spans.Tracing.begin()
     return None
 
 
 def _is_inherited(ctx: click.Context) -> bool:
-    """Return whether only a variable or a file asks for metrics, not a flag of this run.
-
-    The outer run uses the same variable or file.
-    """
+    """Return whether a variable or a file asks for metrics, which the outer run already serves."""
     return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
 
 
 def _counting(text: str, supervision: AttemptLoop, stopped: Callable[[], bool]) -> AttemptHook:
-    """Return the listener that counts attempts; a metrics file is one of the run's own files."""
+    """Return the counter of a run's attempts; a file that it writes counts as oomguard's own."""
     from oomguard.telemetry.metrics import Exporter, Tally, require_library
-    from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, sampled
+    from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, read_sample
 
     target = parse_target(text)
     tally = Tally()
@@ -126,18 +119,13 @@ def _counting(text: str, supervision: AttemptLoop, stopped: Callable[[], bool]) 
     else:
         _leave_the_commands_port(target, supervision.launch.argv)
         counting.outlet = _serving(
-            target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid))
+            target, Exporter(tally, {"run", "scrape"}, lambda: read_sample(counting.pid))
         )
     return counting
 
 
-def _leave_the_commands_port(address: MetricsAddress, argv: tuple[str, ...]) -> None:
-    """Refuse the port that the command's own server needs.
-
-    Raises:
-        UsageError: if the ports are the same.
-    """
-    from oomguard.analyst.nested_run import unwrap_command
+def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> None:
+    """Raise UsageError for the port that the command's own server needs."""
     from oomguard.engines.command import Launch
     from oomguard.engines.registry import launcher_of
     from oomguard.engines.server import address_of
@@ -145,13 +133,13 @@ def _leave_the_commands_port(address: MetricsAddress, argv: tuple[str, ...]) -> 
     own = (address_of(words, launcher_of(Launch(words)).NAME) for words in unwrap_command(argv))
     if address.port and address.port in {one.port for one in own if one is not None}:
         raise UsageError(
-            f"--metrics {address}: the command itself uses port {address.port}",
-            hint="choose another port, or --metrics 0 for any free port",
+            f"--metrics {address}: the command itself listens on port {address.port}",
+            hint="--metrics 0 picks a free port",
         )
 
 
-def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
-    """Return the metrics server; None, with a warning, if it cannot listen on the address."""
+def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:
+    """Return the metrics server, or None with a warning if it cannot listen."""
     from oomguard.telemetry.http_server import Endpoint
 
     log = get_logger()
@@ -162,8 +150,8 @@ def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
             taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"}
         else:
             taken = {}
-        # Use the system's words without the address that Python adds. An unknown host name has a
-        # number below 0.
+        # Use the system's error text, without the address that Python adds. The number of a failed
+        # name lookup is below 0.
         if error.errno in errno.errorcode:
             number = error.errno
         else:
@@ -173,7 +161,7 @@ def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
         else:
             why = error.strerror or str(error)
         log.warning(
-            "Metrics are not served, because oomguard cannot listen on this address",
+            "no metrics are served; the run continues without them",
             address=str(address),
             reason=why,
             **taken,

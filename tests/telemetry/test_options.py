@@ -157,7 +157,7 @@ def test_the_commands_own_port_is_refused_before_it_starts_whatever_is_around_it
 def test_no_place_for_metrics_is_one_message_and_the_command_is_not_started(tmp_path):
     ran = run("--metrics", "everywhere", command=("touch", str(tmp_path / "started")))
     assert ran.returncode == 2
-    assert "neither a port, nor an address, nor a file" in ran.stderr
+    assert "is not a port, an address, or a file" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "started").exists()
 

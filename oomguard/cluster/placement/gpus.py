@@ -1,4 +1,4 @@
-"""Run ``oomguard gpus``: show each device, its processes, its lease, and hidden devices."""
+"""Show the GPUs of this machine with ``oomguard gpus``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from oomguard.cli.options import color_option, console, form_of, option
-from oomguard.cli.placement_options import lease_folder_option
+from oomguard.cluster.placement.options import lease_folder_option
 
 _FORMS: Final = ("terminal", "json")
 
@@ -27,16 +27,16 @@ _FORMS: Final = ("terminal", "json")
 @color_option
 @click.pass_context
 def command(ctx: click.Context, form: str, lease_folder: str | None, color: str) -> int:
-    """Show each GPU: its size, processes, MIG instances and lease, and hidden devices.
+    """Show each GPU: memory, processes, MIG instances, leases, and what this user cannot see.
 
-    Exit status: 0, even if NVML does not answer; the output then gives the reason.
+    Exit status: 0, even if NVML does not answer; the output then shows the reason.
     """
-    from oomguard.cluster.placement.gpus_report import gpus_record, look, print_gpus
+    from oomguard.cluster.placement.gpus_report import gpus_record, inspect_devices, print_gpus
     from oomguard.cluster.placement.leases import LeaseFolder
     from oomguard.report.json import json_line
 
     form = form_of(ctx, form, _FORMS)
-    found = look(
+    found = inspect_devices(
         LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False),
         dict(os.environ),
     )

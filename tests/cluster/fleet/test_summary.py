@@ -16,7 +16,7 @@ from oomguard.cli import main
 from oomguard.core.installation import install_hint
 from support.each import each
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KV_CACHE = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
 TOO_LOW = ROOT / "examples" / "logs" / "vllm_script_utilization_too_low.log"
 UID = "0b5cf621-1f52-4d3c-9b8f-2f6e0f1c9a11"
@@ -150,7 +150,7 @@ def test_a_patch_that_the_policy_forbids_would_have_fixed_nothing_and_is_named_w
 
     run("diagnose", "--summary", *policy, fleet / "pods")
     told = capsys.readouterr().out
-    assert "nothing that you permit" in told
+    assert "no change that you permit" in told
     assert f"max_model_len for 3: {why}" in told
     assert "would have fixed most" not in told
 

@@ -1,4 +1,4 @@
-"""Add the options of ``oomguard run`` for a command that is one rank of a job."""
+"""Add the ``run`` options for a command that is one rank of a job."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
+from oomguard.analyst.attempt_hooks import AttemptHook
+from oomguard.analyst.coordination import Coordinator, NoCoordinator
 from oomguard.cli.options import Duration, F, add_options, option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook
-    from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import ReceivedSignals
     from oomguard.analyst.outcome import TerminationReason
-    from oomguard.cluster.ranks.coordinator import RankOfAJob
+    from oomguard.cluster.ranks.coordinator import RankCoordinator
     from oomguard.engines.command import Launch
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
-# Share of the timeout for stopping a rank because another one failed. The rest is for the
-# agreement.
+# A rank that is ended for another one gets this part of the time; the rest is for the agreement.
 _GRACE_RATIO: Final = 1 / 3
 _OFF: Final = "none"
 
@@ -38,38 +37,38 @@ class RanksOptions:
     rendezvous: str | None
     timeout_s: float
 
-    def beside(
+    def support(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, *, is_inside: bool
-    ) -> RankContext:
-        """Return the run's connection to the other ranks; inside another run, none.
+    ) -> RankSupport:
+        """Return the coordination of this run; inside another run, the outer one coordinates.
 
         Raises:
-            UsageError: if an option is invalid or needs another, or another process already is this
+            UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
-        return RankContext(
+        return RankSupport(
             None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
         )
 
     def _of_a_job(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, environ: Mapping[str, str]
-    ) -> RankOfAJob | None:
-        """Return this process as one rank of a job; None if it is not a rank.
+    ) -> RankCoordinator | None:
+        """Return the coordinator of this rank, or None for a single process.
 
         Raises:
-            UsageError: if an option is invalid or needs another, or another process already is this
+            UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
         if self.rendezvous == _OFF:
             return None
-        from oomguard.cluster.ranks.launcher import Launched, launched
+        from oomguard.cluster.ranks.launcher import RankIdentity, detect_rank
 
         if self.rendezvous == "":
             raise UsageError(
-                "--rendezvous is empty",
-                hint="for example: --rendezvous DIR, a folder that all ranks see",
+                "--rendezvous '': the value is empty",
+                hint="--rendezvous DIR, a folder that all ranks see",
             )
-        own = self._asked() or launched(environ)
+        own = self._asked() or detect_rank(environ)
         if own is None:
             from oomguard.engines.devices import ranks_in_command
 
@@ -77,45 +76,46 @@ class RanksOptions:
             if found is None:
                 own = None
             else:
-                own = Launched(**found)
+                own = RankIdentity(**found)
         if own is None and self.rendezvous is not None:
-            own = launched(environ, is_one_job=True)
+            own = detect_rank(environ, is_one_job=True)
             if own is None:
-                why = "--rendezvous needs the rank of this process, which oomguard could not detect"
-                raise UsageError(why, hint="add --rank I --world-size N")
+                why = (
+                    "--rendezvous needs the number of this rank, which the launcher does not report"
+                )
+                raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
         from oomguard.analyst.outcome import CommandTerminator
-        from oomguard.cluster.ranks.coordinator import RankOfAJob
-        from oomguard.cluster.ranks.rank_lock import Claim
+        from oomguard.cluster.ranks.coordinator import RankCoordinator
+        from oomguard.cluster.ranks.rank_lock import RankLock
         from oomguard.cluster.ranks.rendezvous import rendezvous
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
         if own.size == 1:  # a script that starts N ranks may start only one
             return None
-        claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
+        claim = RankLock(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
             claim.take()
         except UsageError as error:
             if self.rendezvous is not None:
                 raise
             get_logger().error(
-                "Ranks could not reach each other, so none is relaunched automatically",
+                "the ranks cannot meet, so no rank restarts automatically",
                 reason=str(error),
                 hint=error.hint,
             )
-            place = replace(
-                place, problem=str(error)
-            )  # a launcher's variables may not distinguish two jobs
-        return RankOfAJob(place, self.timeout_s, end, claim)
+            # A launcher's variables may not distinguish two jobs.
+            place = replace(place, problem=str(error))
+        return RankCoordinator(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
         if self.rank is None and self.world_size is None:
             return None
         if self.rank is None or self.world_size is None or self.rendezvous is None:
             raise UsageError(
-                "--rank, --world-size and --rendezvous must be given together",
+                "--rank needs --world-size and --rendezvous",
                 hint="--rank 0 --world-size 4 --rendezvous DIR",
             )
         if self.rank >= self.world_size:
@@ -123,18 +123,18 @@ class RanksOptions:
                 f"--rank {self.rank} is not below --world-size {self.world_size}",
                 hint="ranks count from 0",
             )
-        from oomguard.cluster.ranks.launcher import Launched
+        from oomguard.cluster.ranks.launcher import RankIdentity
 
-        return Launched(self.rank, self.world_size, "--rank")
+        return RankIdentity(self.rank, self.world_size, "--rank")
 
 
-class RankContext:
-    """Connect a run to the other ranks of its job, if it is a rank."""
+class RankSupport:
+    """Wrap one rank of a job, or a single process."""
 
-    def __init__(self, job: RankOfAJob | None) -> None:
+    def __init__(self, job: RankCoordinator | None) -> None:
         self._job = job
 
-    def __enter__(self) -> RankContext:
+    def __enter__(self) -> RankSupport:
         return self
 
     def __exit__(self, *_of_error: object) -> None:
@@ -144,27 +144,24 @@ class RankContext:
 
     @property
     def is_reporter(self) -> bool:
-        """Whether this process reports the run and writes its journal and report.
-
-        Of several ranks one does.
-        """
-        return self._job is None or self._job.tells
+        """Whether this process reports the run and writes its journal; only one rank does."""
+        return self._job is None or self._job.is_reporter
 
     @property
-    def is_reporter_of_ranks(self) -> bool | None:
-        """Whether this process reports for all ranks; None if it is not one of several."""
+    def reports_for_all(self) -> bool | None:
+        """Whether this process reports for all ranks, or None for a single process."""
         if self._job is None:
             return None
-        return self._job.tells
+        return self._job.is_reporter
 
     def may_reuse(self) -> bool:
-        """Return whether the first attempt may use settings that a journal knows.
+        """Return whether the first attempt may begin with changes from the journal.
 
-        Ranks of one job may read different journals.
+        Ranks of one job may read different journals, so they may not.
         """
         if self._job is not None:
             get_logger().warning(
-                "Ignored --reuse: all ranks of a job must begin with the same settings"
+                "ignored --reuse: this is one of several ranks, and all must begin alike"
             )
         return self._job is None
 
@@ -178,14 +175,13 @@ class RankContext:
     @property
     def together(self) -> Coordinator:
         """The coordinator that decides after an attempt."""
-        from oomguard.analyst.coordination import NoCoordinator
 
         if self._job is None:
             return NoCoordinator()
         return self._job
 
     def ended_by_us(self) -> TerminationReason | None:
-        """Return why oomguard stopped the last attempt for another rank; None if it did not."""
+        """Return why the last attempt was ended for another rank, or None."""
         if self._job is None:
             return None
         return self._job.ended_by_us()
@@ -214,25 +210,31 @@ def ranks_options(function: F) -> F:
                 "--rank",
                 type=click.IntRange(min=0),
                 metavar="I",
-                help="Rank of the command in its job, from 0. "
-                "[default: from torchrun, srun, mpirun, RANK, or vLLM's own options]",
+                help=(
+                    "Number of this rank in its job, from 0. Required if no launcher sets it. "
+                    "[default: from torchrun, srun, mpirun, RANK and WORLD_SIZE, or vLLM's own "
+                    "options]"
+                ),
             ),
             option(
                 "--world-size",
                 type=click.IntRange(min=1),
                 metavar="N",
                 help=(
-                    "Number of ranks, each started with its own `oomguard run`. Required with "
-                    "--rank. [default: detected]"
+                    "Number of ranks, each started with its own oomguard run. Required with "
+                    "--rank; otherwise detected."
                 ),
             ),
             option(
                 "--rendezvous",
                 metavar="WHERE",
-                help="Where the ranks agree on one change: a shared folder, tcp://HOST:PORT of "
-                "rank 0, ray, or none to let each rank act alone. Required with --rank, and for "
-                "srun or mpirun without MASTER_ADDR. [default: MASTER_ADDR:MASTER_PORT, or a "
-                "temporary folder on one host]",
+                help=(
+                    "Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
+                    "of rank 0, ray (the running cluster), or none to run each rank alone. "
+                    "Required with --rank, and for tasks of srun or mpirun without MASTER_ADDR. "
+                    "[default: the store at MASTER_ADDR:MASTER_PORT; on one host, a folder in its "
+                    "temporary files]"
+                ),
             ),
             option(
                 "--rank-timeout",
@@ -241,8 +243,8 @@ def ranks_options(function: F) -> F:
                 show_default=True,
                 metavar="TIME",
                 help=(
-                    "How long to wait, after the first failure, until all ranks report. No rank is "
-                    "relaunched without the others."
+                    "Time for all ranks to report their result after the first failure. A rank "
+                    "never restarts without the others."
                 ),
             ),
         ),
