@@ -20,7 +20,7 @@ def note_in_guard(
 ) -> str:
     """Return the note of a failure that leaves a guard.
 
-    A measured call lists only changes with a value, because the guard has tried the others. If the
+    In a measured call, a change without a value cannot help, and one short line says why. If the
     call was not run in parts, the line to write comes first.
 
     Args:
@@ -29,19 +29,29 @@ def note_in_guard(
         why_whole: why the call was not run in parts, and what to write instead.
     """
     actions = incident.actions
-    if _MEASURED in incident.facts:
-        actions = tuple(one for one in actions if one.applicability != "needs-value")
     if why_whole is not None:
         actions = tuple(one for one in actions if one.id != "batch_size")
+    useless: list[str] = []
+    if _MEASURED in incident.facts:
+        useless = [_why_useless(one) for one in actions if one.applicability == "needs-value"]
+        actions = tuple(one for one in actions if one.applicability != "needs-value")
     named = [_named_argument(one) for one in actions if one.id == "wrap_in_guard"]
     others = [one for one in actions if one.id != "wrap_in_guard"]
-    return note(replace(incident, actions=(*named, *others)), attempts, first=why_whole)
+    text = note(replace(incident, actions=(*named, *others)), attempts, first=why_whole)
+    return "\n".join([text, *useless])
+
+
+def _why_useless(action: Action) -> str:
+    """Return a line that says why a change cannot help: the reason follows the lever's text."""
+    reason = action.why.partition("; ")[2] or action.why
+    return f"  cannot help: {action.id}: {reason}"
 
 
 def _named_argument(action: Action) -> Action:
     """Return the advice to use a guard for a function that has one already."""
-    title = "Name the argument that has one entry a row"
-    return replace(action, title=title)
+    if "batch=" not in (action.command or ""):
+        return action
+    return replace(action, title="Name the argument that has one entry a row")
 
 
 def note(

@@ -105,7 +105,7 @@ def test_a_row_that_begins_with_padding_is_not_run_in_chunks(llama):
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
         whole_and_in_parts(call, 0.6)
-    assert "padding before a row" in "".join(raised.value.__notes__)
+    assert "its rows begin with padding" in "".join(raised.value.__notes__)
 
 
 PACKED = torch.cat([torch.arange(TOKENS // 2)] * 2)[None]
@@ -126,7 +126,7 @@ def test_a_row_of_several_texts_is_not_run_in_chunks(subtests, llama):
         with pytest.raises(torch.OutOfMemoryError) as raised:
             whole_and_in_parts(call, 0.6)
         assert "prefill_chunk_size" in (notes := "".join(raised.value.__notes__))
-        assert "position_ids do not rise by one" in notes
+        assert "position_ids restart within a row" in notes
 
     for run in ["generate"]:
         with subtests.test(run=run):

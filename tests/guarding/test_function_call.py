@@ -314,7 +314,4 @@ def test_an_argument_without_entries_is_not_split_and_the_note_says_so():
     guarded = oomguard.guard(batch="texts")(lambda texts: use(64))
     with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         guarded([])
-    assert (
-        caught.value.__notes__[-1]
-        == "oomguard: not run in parts: the argument texts has no entries"
-    )
+    assert "not run in parts: the argument texts has no entries" in caught.value.__notes__[-1]
