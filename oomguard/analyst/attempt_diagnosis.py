@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from oomguard.analyst.effective_settings import EnvLauncher, given_settings, with_effective_settings
+from oomguard.analyst.attempt_settings import EnvLauncher, given_settings, with_effective_settings
 from oomguard.analyst.link import AttemptResult
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.analyst.side_effects import SideEffectMonitor

@@ -34,7 +34,7 @@ from oomguard.remedy.policy import set_by_user
 from oomguard.report.redact import hides_secrets_alone, homes_kept, mask, mask_command
 
 if TYPE_CHECKING:
-    from oomguard.analyst.effective_settings import EnvLauncher
+    from oomguard.analyst.attempt_settings import EnvLauncher
     from oomguard.analyst.output import ParsedOutput
     from oomguard.engines.command import Launch
     from oomguard.journal.codec import AttemptRow

@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 
 from oomguard.analyst.attempt_diagnosis import AttemptDiagnoser, AttemptDiagnosis
 from oomguard.analyst.attempt_hooks import AttemptHooks
+from oomguard.analyst.attempt_settings import (
+    BY_VARIABLE,
+    EnvLauncher,
+    log_setting_locations,
+    report_ineffective_change,
+)
 from oomguard.analyst.coordination import (
     AttemptReport,
     Coordinator,
@@ -17,12 +23,6 @@ from oomguard.analyst.coordination import (
     SideEffectReport,
     Verdict,
     record_of,
-)
-from oomguard.analyst.effective_settings import (
-    BY_VARIABLE,
-    EnvLauncher,
-    log_setting_locations,
-    report_ineffective_change,
 )
 from oomguard.analyst.journal_hook import JournalHook, last_start, record_calibration
 from oomguard.analyst.link import Link, LiveOutput, ReceivedSignals

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.effective_settings import ALLOCATOR, DEVICE, EnvLauncher
+from oomguard.analyst.attempt_settings import ALLOCATOR, DEVICE, EnvLauncher
 from oomguard.analyst.journal_hook import (
     describe_start,
     device_words,

@@ -18,7 +18,7 @@ from oomguard.core.settings import parse_value, setting
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
-from oomguard.remedy.from_estimate import FailureModel
+from oomguard.remedy.failure_model import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.match import explain

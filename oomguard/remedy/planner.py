@@ -12,7 +12,7 @@ from oomguard.core.incident import Alternative, Cause, Effect, Incident, Patch
 from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, is_foreign
 from oomguard.core.settings import effect_of, setting
 from oomguard.remedy.allocator_options import allocator_variable
-from oomguard.remedy.from_estimate import MODELLED, FailureModel
+from oomguard.remedy.failure_model import MODELLED, FailureModel
 from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.policy import (
     HARD_LIMIT,

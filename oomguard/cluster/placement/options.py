@@ -46,7 +46,7 @@ class PlacementOptions:
             from oomguard.analyst.placed_runs import NoPlacement
 
             return NoPlacement()
-        from oomguard.analyst.effective_settings import DEVICE
+        from oomguard.analyst.attempt_settings import DEVICE
         from oomguard.cluster.placement.leases import LeaseFolder
         from oomguard.cluster.placement.need import read_gpus
         from oomguard.cluster.placement.placer import Placer

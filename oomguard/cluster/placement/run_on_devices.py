@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Final, Literal
 
-from oomguard.analyst.effective_settings import DEVICE
+from oomguard.analyst.attempt_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
 from oomguard.cluster.placement.devices import VISIBLE
 from oomguard.cluster.placement.need import AssignedDevices, DeviceNeed, need_of

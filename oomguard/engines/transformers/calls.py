@@ -94,7 +94,7 @@ def _add_results(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    from oomguard.engines.transformers.results import add_results
+    from oomguard.engines.transformers.evaluation_results import add_results
 
     return add_results(often, wrapped, container, args, kwargs)
 

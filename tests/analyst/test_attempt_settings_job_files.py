@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from oomguard.analyst import effective_settings
-from oomguard.analyst.effective_settings import (
+from oomguard.analyst import attempt_settings
+from oomguard.analyst.attempt_settings import (
     SettingLocation,
     find_setting_locations,
     log_setting_locations,
@@ -86,7 +86,7 @@ def test_only_what_was_solved_and_may_be_done_is_told(job, monkeypatch):
         def info(self, event, **fields):
             told.append((event, fields))
 
-    monkeypatch.setattr(effective_settings, "get_logger", Log)
+    monkeypatch.setattr(attempt_settings, "get_logger", Log)
     raised = Patch("gpu_memory_utilization", 0.9, 0.95, Effect.OUTPUT_PRESERVING, "")
     pinned = Patch("max_model_len", 32768, 8192, Effect.REDUCES_CAPACITY, "", blocked_by="pinned")
     log_setting_locations(

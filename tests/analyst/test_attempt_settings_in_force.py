@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.effective_settings import (
+from oomguard.analyst.attempt_settings import (
     find_ineffective_change,
     given_settings,
     with_effective_settings,
