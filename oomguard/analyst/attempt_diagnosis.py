@@ -96,8 +96,13 @@ def ends_by_printing_texts(argv: Sequence[str]) -> bool:
     table = next(
         iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
     )
-    programs = [inner.program for inner in inner_commands(argv)]
-    return bool(programs) and programs[-1] in table["print_texts"]
+    commands = inner_commands(argv)
+    if not commands:
+        return False
+    last = commands[-1]
+    if last.program in table["log_readers"]:
+        return "logs" in last.args
+    return last.program in table["print_texts"]
 
 
 def only_compares_texts(argv: Sequence[str]) -> bool:

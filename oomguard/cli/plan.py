@@ -448,7 +448,7 @@ def _total_bytes(size: str | None) -> int | None:
 
 def _bytes_of_gib(size_gib: float) -> int:
     if not math.isfinite(size_gib):
-        raise SettingError(f"--cpu-offload-gb must be a finite number, got {size_gib}")
+        raise SettingError(f"cpu_offload_gb must be a finite number, got {size_gib}")
     return round(size_gib * GIB)
 
 

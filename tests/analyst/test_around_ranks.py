@@ -33,4 +33,4 @@ def test_what_a_rank_printed_that_only_lost_another_one_is_not_the_cause(tmp_pat
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1: RESULT 1792" in ran.stdout
-    assert ran.stderr.count("oomguard: out of memory") == 1
+    assert ran.stderr.count("oomguard: Out of memory") == 1

@@ -91,7 +91,7 @@ def test_a_port_that_is_taken_is_a_warning_and_the_command_runs():
         for option in ("--probes", "--metrics"):
             ran = run("exit 4", option, place)
             assert ran.returncode == 4
-            assert "the run goes on without" in ran.stderr
+            assert "the run continues without" in ran.stderr
 
 
 def test_clients_that_say_nothing_use_up_neither_the_probes_nor_the_run(tmp_path):

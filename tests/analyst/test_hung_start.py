@@ -88,3 +88,12 @@ def test_one_that_goes_on_is_left_alone(tmp_path):
     ran, _ = run(["sh", "-c", code], tmp_path)
     assert "retrying 6" in ran.stdout
     assert "its start failed" not in ran.stderr
+
+
+def test_only_the_logs_of_a_container_are_texts_of_others():
+    from oomguard.analyst.attempt_diagnosis import ends_by_printing_texts
+
+    for argv in (["docker", "logs", "-f", "x"], ["kubectl", "logs", "pod"], ["cat", "a.log"]):
+        assert ends_by_printing_texts(argv), argv
+    for argv in (["docker", "run", "vllm/vllm-openai"], ["vllm", "serve", "m"], ["python", "a.py"]):
+        assert not ends_by_printing_texts(argv), argv

@@ -119,7 +119,7 @@ def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, stat
 
 def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
-        "import oomguard.analyst.attempt_diagnosis as e\ndef broken(*_, **__): raise ZeroDivisionError('ours')\ne.Explainer.explain = broken\n"
+        "import oomguard.analyst.attempt_diagnosis as e\ndef broken(*_, **__): raise ZeroDivisionError('ours')\ne.AttemptDiagnoser.explain = broken\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     ran = run(

@@ -120,8 +120,8 @@ def test_a_holder_of_another_user_is_said_to_be_not_ours_to_read(monkeypatch):
     with listening() as held:
         address = ListenAddress("127.0.0.1", port_of(held))
         monkeypatch.setattr(listeners.os, "geteuid", lambda: os.getuid() + 1)
-        assert "not ours to read" in listeners.holders(address)
-        assert "a process of user " in listeners.holders(address)
+        assert "which this user cannot inspect" in listeners.describe_listeners(address)
+        assert "a process of user " in listeners.describe_listeners(address)
 
 
 def test_the_secrets_of_a_holder_are_masked():
@@ -151,7 +151,7 @@ def test_a_unix_socket_that_nobody_listens_on_is_told_and_can_be_removed(unix_pa
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(unix_path))
     address = ListenAddress(path=str(unix_path))
-    assert "left behind" in wait_until_free(address, never, limit_s=0)
+    assert "the file of an old socket is still there" in wait_until_free(address, never, limit_s=0)
     assert remove_left_socket(str(unix_path))
     assert wait_until_free(address, never, limit_s=0) is None
     assert not remove_left_socket(str(unix_path))

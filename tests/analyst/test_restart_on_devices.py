@@ -116,7 +116,7 @@ def test_without_another_device_one_that_fell_off_is_waited_for_and_the_run_ends
         out, errors = job.communicate(timeout=100)
     assert (job.returncode, out) == (3, "on 0\n"), errors
     assert (
-        "not run again: no device was free within 1 s: GPU 0: it does not answer: GPU is lost"
+        "Not retried: no device was free within 1 s: GPU 0: it does not answer: GPU is lost"
         in errors
     )
 

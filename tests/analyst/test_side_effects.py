@@ -191,7 +191,7 @@ def test_the_variable_permits_it_too_and_a_stranger_s_table_does_not(work):
     ran = run(work, WROTE)
     assert ran.returncode == 1
     assert (
-        "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file can set it"
+        "ignored idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file can set it"
         in ran.stderr
     )
 

@@ -97,11 +97,11 @@ def test_a_rule_file_that_is_broken_meanwhile_is_no_matter_of_the_commands(tmp_p
 
 SHORT = "import oomguard.supervisor.analyst_process as a\na.LIMIT_S = 2.0\n"
 FAILING = {
-    "hangs": "import oomguard.analyst.attempt_diagnosis as e, time\ne.Explainer.hear = lambda *_: time.sleep(3600)\n",
-    "kills itself": "import oomguard.analyst.attempt_diagnosis as e, os\ne.Explainer.hear = lambda *_: os.kill(os.getpid(), 9)\n",
-    "exits": "import oomguard.analyst.attempt_diagnosis as e, os\ne.Explainer.hear = lambda *_: os._exit(3)\n",
+    "hangs": "import oomguard.analyst.attempt_diagnosis as e, time\ne.AttemptDiagnoser.read_output = lambda *_: time.sleep(3600)\n",
+    "kills itself": "import oomguard.analyst.attempt_diagnosis as e, os\ne.AttemptDiagnoser.read_output = lambda *_: os.kill(os.getpid(), 9)\n",
+    "exits": "import oomguard.analyst.attempt_diagnosis as e, os\ne.AttemptDiagnoser.read_output = lambda *_: os._exit(3)\n",
     "talks nonsense": "import oomguard.analyst.attempt_diagnosis as e, oomguard.analyst.link as l\n"
-    "e.Explainer.hear = lambda *_: (l.current_link().channel.sendall(b'{\"say\": 1}\\n'), __import__('time').sleep(9))\n",
+    "e.AttemptDiagnoser.read_output = lambda *_: (l.current_link().channel.sendall(b'{\"say\": 1}\\n'), __import__('time').sleep(9))\n",
     "cannot be loaded": "import sys\nsys.modules['oomguard.cli.analyst'] = None\n",
 }
 

@@ -48,7 +48,7 @@ RAISING = {
     "wait": ("'1h'", "more than 0"),
     "lease": ("'job'", "only a flag"),
     "lease_folder": ("'/tmp/planted'", "only a flag"),
-    "restart": ("'on-failure'", "only no"),
+    "restart": ("'on-failure'", "must be no"),
     "hang_after": ("'1s'", "only a flag"),
     "termination_message": ("'/tmp/planted.txt'", "only a flag"),
     "probes": ("'8090'", "only a flag"),

@@ -32,10 +32,10 @@ def test_a_journal_that_cannot_be_used_is_a_problem(tmp_path):
     database.close()
 
     for path, words in (
-        ("file", "cannot be read"),
-        ("file/journal", "cannot be"),
+        ("file", "cannot read the journal"),
+        ("file/journal", "cannot write the journal"),
         ("newer", "a newer oomguard"),
-        ("", "cannot be"),
+        ("", "cannot read the journal"),
     ):
         check = journal_check(tmp_path / path)
         assert check.status == "problem", path

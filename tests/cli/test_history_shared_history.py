@@ -84,7 +84,7 @@ def test_a_run_that_was_repaired_is_in_the_shared_journal_and_reused_by_the_next
     first, second = oomguard(*command), oomguard(*command)
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert "not yet in the shared journal" not in first.stderr + second.stderr
+    assert "The shared journal did not get these attempts yet" not in first.stderr + second.stderr
     assert "held=1 of 1 times" in second.stderr
     rows = [
         json.loads(line)
@@ -146,14 +146,14 @@ def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_
             "not an oomguard journal: the schema oomguard contains another program's tables (run)"
             in asked.stderr
         ), words
-        assert "name another database" in asked.stderr, words
+        assert "use another database" in asked.stderr, words
 
 
 def test_the_password_of_a_file_of_options_is_not_told(tmp_path: Path):
     (tmp_path / "config" / "oomguard").mkdir(parents=True)
     (tmp_path / "config" / "oomguard" / "config.toml").write_text(f"journal = '{AWAY}'\n")
     ran = oomguard("run", "-v", "--", "true")
-    assert "not yet in the shared journal" in ran.stderr
+    assert "The shared journal did not get these attempts yet" in ran.stderr
     assert "Hunter2correct" not in ran.stderr
 
 
@@ -310,7 +310,7 @@ def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_
         killed.wait(LIMIT_S)
 
     assert "1 of 2 runs in" in removed.stdout
-    assert "kept beside those that ended since: 1 run that may still run" in removed.stdout
+    assert "also kept: 1 run that may still run" in removed.stdout
     assert [(row["result"], row["exit_status"]) for row in kept(place)] == [("failed", 3)]
 
 

@@ -325,8 +325,8 @@ def test_a_model_that_is_neither_folder_nor_file_is_told(kind, tmp_path, capsys)
             '{"vocab_size": 8, "vocab_size": 9}',
             "the key 'vocab_size' occurs twice in one object, with two values",
         ),
-        ('{"a":' * 65 + "1" + "}" * 65, "nested more than 64 deep"),
-        ('{"a":' * 5000 + "1" + "}" * 5000, "nested more than 64 deep"),
+        ('{"a":' * 65 + "1" + "}" * 65, "nested more than 64 levels deep"),
+        ('{"a":' * 5000 + "1" + "}" * 5000, "nested more than 64 levels deep"),
         ('{"a": ' + "9" * 5000 + "}", "has a number with thousands of digits"),
         ('{"a": "' + "x" * 16_000_000 + '"}', "is larger than 16000000 bytes"),
         ("[1]", "holds a list, not an object"),
@@ -400,7 +400,10 @@ def test_an_index_names_only_files_of_its_own_folder(tmp_path, capsys):
         )
 
         assert status(tmp_path) == 2
-        assert f"weight_map names {name!r}, not a file of this folder" in capsys.readouterr().err
+        assert (
+            f"weight_map names {name!r}, which is not a file of this folder"
+            in capsys.readouterr().err
+        )
 
 
 LOG = """\

@@ -167,7 +167,10 @@ def test_settings_come_from_variables_too(model):
             "kv_cache_dtype 'int3' is not known",
         ),
         (["--gpu-memory", "24GiB", "--quantization", "awq"], "needs a checkpoint"),
-        (["--gpu-memory", "24GiB", "--engine-version", "latest"], "engine_version is 'latest'"),
+        (
+            ["--gpu-memory", "24GiB", "--engine-version", "latest"],
+            "engine_version must be a version, got 'latest'",
+        ),
         (["--gpu-memory", "24GiB", "--sweep", "colour=red"], "not a sweep"),
         (["--gpu-memory", "24GiB", "--sweep", "max_model_len=red"], "max_model_len is not 'red'"),
         (["--gpu-memory", "24GiB", "--kv-cache-memory-bytes", "0"], "kv_cache_memory_bytes is 0"),
@@ -207,7 +210,7 @@ def test_a_model_of_an_unknown_family_is_a_range_and_says_so(model):
         json.dumps({**LLAMA, "model_type": "nobody_knows_this", "architectures": ["Nobody"]})
     )
     answer = record(model, "--gpu-memory", "79GiB")
-    assert any("counted from the configuration" in line for line in answer["assumptions"])
+    assert any("computed from the configuration" in line for line in answer["assumptions"])
     assert answer["uncertainty_bytes"] > 0.05 * answer["weights_bytes"]
 
 
@@ -327,7 +330,7 @@ def test_several_measured_starts_are_kept_and_the_one_like_the_plan_counts(model
     )
     assert any("vLLM 0.13.0, other.log" in line for line in later["assumptions"])
     assert neither.returncode == 2
-    assert "2 logs are kept, and none is of a start like this plan" in neither.stderr
+    assert "stored 2 logs, but none has a start like this plan" in neither.stderr
 
 
 def test_a_log_that_measured_nothing_is_refused_in_two_lines(model, tmp_path):
@@ -342,7 +345,7 @@ def test_where_vllm_is_not_installed_it_cannot_be_asked(model):
     ran = plan(model, "--gpu-memory", "24GiB", "--ask-engine")
     assert ran.returncode == 2
     assert "vLLM could not compute the layout: ModuleNotFoundError" in ran.stderr
-    assert "the closed form plans" in ran.stderr
+    assert "Omit it to use the closed form" in ran.stderr
 
 
 def test_a_utilization_above_what_wsl2_leaves_is_lowered_below_it(model):

@@ -84,7 +84,7 @@ def test_a_failing_rule_test_is_told(tmp_path):
     ran = rules("test", "--rules", str(tmp_path))
     assert ran.returncode == 1
     assert "mine.toml: test[0] does not match" in ran.stdout
-    assert "no near-miss" in ran.stdout
+    assert "no near miss" in ran.stdout
 
 
 @each("name", ["OG201", "og201", "max_model_len_too_large"])
@@ -193,7 +193,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path, command):
     ran = rules(*command, "--rules", str(tmp_path / "nowhere"))
 
     assert ran.returncode == 2
-    assert f"{tmp_path / 'nowhere'}: no such folder of rules" in ran.stderr
+    assert f"{tmp_path / 'nowhere'}: there is no such folder of rules" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

@@ -86,7 +86,7 @@ def test_what_a_prompt_in_chunks_would_change_is_told(subtests, llama):
     for options, reason in [
         (
             {"return_dict_in_generate": True, "output_hidden_states": True},
-            "does not go with output_hidden_states",
+            "prefill_chunk_size: chunked prefill cannot be combined with output_hidden_states",
         ),
     ]:
         with subtests.test(options=options, reason=reason):

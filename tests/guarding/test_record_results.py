@@ -54,7 +54,7 @@ def test_each_field_is_that_of_the_whole_call(subtests):
 
 
 def test_a_field_that_is_not_of_rows_keeps_the_call_whole(subtests):
-    def check(make):
+    def check(make, why):
         @oomguard.guard(batch="rows")
         def odd(rows):
             torch.zeros(len(rows), WIDTH)
@@ -62,13 +62,25 @@ def test_a_field_that_is_not_of_rows_keeps_the_call_whole(subtests):
 
         with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
             odd(list(range(16)))
-        assert "not automatic" in "".join(raised.value.__notes__)
+        assert f"not run in parts: {why}" in "".join(raised.value.__notes__)
 
-    for name, make in [
-        ("a number", lambda rows: {"mean": float(len(rows))}),
-        ("a number beside rows", lambda rows: {"rows": rows, "mean": torch.ones(())}),
-        ("other names", lambda rows: {f"row {rows[0]}": rows}),
-        ("another length", lambda rows: (rows, [1] * 99)),
+    for name, make, why in [
+        ("a number", lambda rows: {"mean": float(len(rows))}, "its result is a dict"),
+        (
+            "a number beside rows",
+            lambda rows: {"rows": rows, "mean": torch.ones(())},
+            "its result is a dict",
+        ),
+        (
+            "other names",
+            lambda rows: {f"row {rows[0]}": rows},
+            "its results have different fields",
+        ),
+        (
+            "another length",
+            lambda rows: (rows, [1] * 99),
+            "its result has 2 entries for 1 rows",
+        ),
     ]:
         with subtests.test(name):
-            check(make)
+            check(make, why)

@@ -59,8 +59,9 @@ def test_a_call_that_does_more_with_them_is_raised_without_a_line_to_paste(subte
             whole_and_in_parts(without_gradients, pin=["attn_implementation"])
 
         notes = "".join(raised.value.__notes__)
-        assert "not automatic" in notes
-        assert "(changes-outputs)" in notes
+        assert "not run in parts: Own is your own code" in notes
+        assert "cannot help: truncate_prompt_tokens: " in notes
+        assert "do first: " not in notes
         assert "above def" not in notes
         assert not hasattr(raised.value, "partial")
 

@@ -302,4 +302,4 @@ def test_a_journal_that_is_locked_is_told_and_not_waited_for_without_end(tmp_pat
         error = refusal(tmp_path / "j")
 
     assert "locked" in str(error)
-    assert "another program locks it" in str(error.hint)
+    assert "another program has locked it" in str(error.hint)

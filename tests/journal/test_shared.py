@@ -269,13 +269,13 @@ def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(
     assert undelivered is not None
     assert undelivered.is_refused
     assert (
-        "not an oomguard journal: the schema oomguard holds another program's tables"
+        "not an oomguard journal: the schema oomguard contains another program's tables"
         in undelivered.reason
     )
     for ask in (lambda: runs(shared), lambda: remove_old(shared, 1.0)):
         with pytest.raises(InputError, match="not an oomguard journal") as caught:
             ask()
-        assert "name another database" in str(caught.value.hint)
+        assert "use another database" in str(caught.value.hint)
     assert postgresql.sql(database, theirs) == before
     postgresql.sql(database, "DROP SCHEMA oomguard CASCADE")
     assert deliver_abandoned(shared).attempts == 1
@@ -286,7 +286,7 @@ def test_a_server_that_only_reads_is_told_with_where_to_write(shared: JournalUrl
     standby = JournalUrl(f"{shared.url}?options=-c%20default_transaction_read_only%3Don")
     with pytest.raises(InputError, match="read-only") as caught:
         remove_old(standby, 0.0)
-    assert "name the one that writes" in str(caught.value.hint)
+    assert "name the primary server" in str(caught.value.hint)
 
 
 def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: JournalUrl, postgresql: Any):
@@ -303,7 +303,7 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: JournalUrl
     assert undelivered is not None
     assert "permission denied" in undelivered.reason
     assert (
-        "administrator has to permit it: GRANT USAGE ON SCHEMA oomguard TO guest; GRANT SELECT, IN"
+        "administrator to run: GRANT USAGE ON SCHEMA oomguard TO guest; GRANT SELECT, IN"
         in undelivered.reason
     )
     assert deliver_abandoned(shared).attempts == 1
@@ -320,7 +320,7 @@ def test_a_database_that_is_not_there_is_told_with_a_hint(postgresql: Any):
         runs(JournalUrl(postgresql.url("nowhere")))
     with pytest.raises(InputError, match="refused") as caught:
         runs(AWAY)
-    assert "waits on their machines" in str(caught.value.hint)
+    assert "each machine keeps its own records" in str(caught.value.hint)
 
 
 def test_reading_permits_no_writing(shared: JournalUrl):

@@ -214,7 +214,7 @@ def test_a_value_that_needs_an_unknown_fact_is_not_solved():
 def test_a_lever_names_what_is_missing():
     result = planned(fix("batch_size", lever="shrinks it", missing="rows: not printed"))
 
-    assert result.plan[0].reason == "shrinks it; the value is not known (rows: not printed)"
+    assert result.plan[0].reason == "shrinks it; by how much is not known (rows: not printed)"
     assert "The log does not show the rows." in result.unknown
 
 

@@ -67,8 +67,8 @@ def test_what_was_freed_and_what_stayed_after_each_sleep_is_in_the_text():
     assert facts["sleep_used_each"] == "2.50, 7.25"
     text = incident.causes[0].explanation
     assert "freed 60.00 GiB; 7.25 GiB of the device stayed in use" in text
-    assert "In use after each sleep: 2.50, 7.25 GiB." in text
-    assert "needs 58.00 GiB to wake up" in text
+    assert "After each sleep 2.50, 7.25 GiB stayed in use." in text
+    assert "It needs 58.00 GiB to wake up" in text
 
 
 def test_what_must_have_been_taken_follows_from_the_devices_size():
@@ -79,7 +79,9 @@ def test_what_must_have_been_taken_follows_from_the_devices_size():
         " CUDAGraph memory."
     )
     incident = one(started, slept(60, 2.25), CORE + CUMEM)
-    assert "at least 17.00 GiB more was taken" in incident.causes[0].explanation
+    assert (
+        "other allocations took at least 17.00 GiB while it slept" in incident.causes[0].explanation
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_another_process_holds_the_memory():
         *(CORE + line for line in (TRACEBACK, FRAMES[0], "    buffer.data.copy_(saved)", message)),
     )
     assert first(incident) == ("wake_up", "sleep_wake", "OG388")
-    assert "other processes hold 70.05 GiB of 79.25 GiB" in incident.causes[0].explanation
+    assert "other processes used 70.05 GiB of 79.25 GiB" in incident.causes[0].explanation
     assert [(patch.setting, patch.new) for patch in incident.plan] == [
         ("gpu_memory_utilization", None)
     ]

@@ -105,5 +105,5 @@ def test_a_missing_library_is_told_with_what_is_missing():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert (
-        "libnvidia-ml.so.1 is not found" in done.stdout or done.stdout.strip() == "None"
+        "libnvidia-ml.so.1 was not found" in done.stdout or done.stdout.strip() == "None"
     )  # or a real driver is here

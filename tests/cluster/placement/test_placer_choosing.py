@@ -83,7 +83,7 @@ def test_ranks_of_every_kind_take_devices_of_their_own(tmp_path, flags, devices,
 @each(
     ("command", "why"),
     [
-        (("python", "train.py"), "no engine's own"),
+        (("python", "train.py"), "not an engine's own command"),
         (("vllm", "serve", "/nowhere/at/all"), "cannot be planned"),
         (
             ("bash", "-c", 'vllm serve "$MODEL" --max-model-len $LEN'),

@@ -67,7 +67,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_start(tmp_path):
         command=("touch", str(tmp_path / "ran")),
     )
     assert ran.returncode == 2
-    assert "the folder cannot be written" in ran.stderr
+    assert "no/where: oomguard cannot write to this folder" in ran.stderr
     assert not (tmp_path / "ran").exists()
 
 
