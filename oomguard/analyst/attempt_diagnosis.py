@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.attempt_settings import EnvLauncher, given_settings, with_effective_settings
 from oomguard.analyst.link import AttemptResult
@@ -88,14 +88,18 @@ def killed_by_kernel(status: int, death: Incident | None) -> Incident:
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))
 
 
+def _program_table() -> Mapping[str, Any]:
+    """Return the programs that show texts of other programs, from ``wrappers.toml``."""
+    file = Path(__file__).with_name("wrappers.toml")
+    return next(iter(read_tables("wrappers", [file]).values()))
+
+
 def ends_by_printing_texts(argv: Sequence[str]) -> bool:
     """Return whether a command's last program only prints texts, like ``cat`` and ``echo``.
 
     Its status 0 is then not the status of an engine, as in ``vllm serve m || echo no server``.
     """
-    table = next(
-        iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
-    )
+    table = _program_table()
     commands = inner_commands(argv)
     if not commands:
         return False
@@ -110,9 +114,7 @@ def only_compares_texts(argv: Sequence[str]) -> bool:
 
     A shell counts if all of its text does.
     """
-    table = next(
-        iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
-    )
+    table = _program_table()
     programs = {inner.program for inner in inner_commands(argv)}
     scripts = {
         PurePath(word).stem for word in argv if word.endswith(".py")

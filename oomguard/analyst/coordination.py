@@ -68,7 +68,7 @@ class Verdict:
         patches: the changes of the next attempt; empty if none follows.
         variables: environment variables for the command of the next attempt.
         record: ranks, their ends and the changes, for the report and the journal.
-        tells: whether this rank reports the decision; exactly one does.
+        is_reporter: whether this rank reports the decision; exactly one does.
         left: the changes of another attempt, if only the policy forbids it.
         is_change_left: whether no attempt follows although all permit a change.
     """
@@ -77,7 +77,7 @@ class Verdict:
     patches: tuple[Patch, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
-    tells: bool = True
+    is_reporter: bool = True
     left: tuple[Patch, ...] = ()
     is_change_left: bool = False
 

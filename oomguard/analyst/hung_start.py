@@ -7,11 +7,10 @@ command, and handles it as if it had ended on its own.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.link import LiveOutput
@@ -129,20 +128,12 @@ def has_engine(root: int) -> bool:
     A shell whose text names the engine does not count: the engine itself has to run.
     """
     for pid in tree.descendants(root):
-        argv = _command_line(pid)
+        argv = tree.command_line(pid)
         if not argv or PurePath(argv[0]).name in _SHELLS:
             continue
         if _TITLE in argv[0] or any(engine.is_own_command(argv) for engine in launchers()):
             return True
     return False
-
-
-def _command_line(pid: int) -> tuple[str, ...]:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ()
-    return tuple(os.fsdecode(word) for word in words if word)
 
 
 def _is_of_a_start(incident: Incident) -> bool:

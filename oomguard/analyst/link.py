@@ -285,7 +285,7 @@ class Link:
                 else:
                     self._messages.put(message)
         finally:
-            os._exit(0)  # the supervisor is gone, so nobody waits for answers
+            os._exit(0)  # the supervisor is gone, and no process reads the answers
 
 
 _current: Final[list[Link]] = []

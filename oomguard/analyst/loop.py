@@ -428,7 +428,7 @@ class AttemptLoop:
         log = get_logger()
         started = self._insight.started(self.launch)
         self._first = with_failed_engine(self._first, incident)
-        if agreed is None or agreed.tells:
+        if agreed is None or agreed.is_reporter:
             context = (
                 diagnosis,
                 incident,

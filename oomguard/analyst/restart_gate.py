@@ -424,7 +424,7 @@ def _whose(address: ListenAddress) -> str:
         return "a file that is not a socket"
     if listens_on_path(address.path):
         return describe_listeners(address)
-    return "nobody, but the file of an old socket is still there"
+    return "no process, but the file of an old socket is still there"
 
 
 # This many equal starts with the same end are a loop.

@@ -33,7 +33,7 @@ def forget_learned(
         The exit status.
 
     Raises:
-        UsageError: if the runs are not specified, or nobody can confirm.
+        UsageError: if no run is named, or if no terminal is there to confirm.
         InputError: if the journal or the calibrations cannot be read or written.
     """
     if sum((number is not None, model is not None, everything)) != 1:
@@ -197,7 +197,7 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
         The exit status.
 
     Raises:
-        UsageError: if nobody can confirm.
+        UsageError: if no terminal is there to confirm.
         InputError: if the journal cannot be written.
     """
     from oomguard.journal.queries import old_runs, remove_old

@@ -29,7 +29,6 @@ from oomguard.supervisor.terminal_modes import Modes
 # A reaper that is silent for this long has failed, and one that leaves a zombie for this long does
 # not reap.
 _START_S: Final = 10.0
-_LOOK_AGAIN_S: Final = 0.02
 _REAP_S: Final = 3.0
 _LOST: Final = 9  # wait status of a command that was killed together with its reaper
 
@@ -361,10 +360,6 @@ class Reaper:
 
     def _reap_adopted(self) -> bool:
         left = tree.descendants(os.getpid())
-        if not set(left) - {self.spared_pid}:
-            # A look at /proc misses a process whose parent ends meanwhile: look again.
-            time.sleep(_LOOK_AGAIN_S)
-            left = tree.descendants(os.getpid())
         self._adopted.update(set(left) - {self.spared_pid})
         for pid in list(self._adopted):
             with contextlib.suppress(ChildProcessError):

@@ -37,6 +37,16 @@ def pids() -> list[int]:
         return []
 
 
+def command_line(pid: int) -> tuple[str, ...]:
+    """Return the words of a process's command line; empty if the process is gone."""
+    try:
+        with open(f"{_PROC}/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(word) for word in words if word)
+
+
 def descendants(root: int) -> list[int]:
     """Return the living processes below ``root``, in the order of the tree; empty without /proc."""
     children: dict[int, list[tuple[int, bool]]] = {}

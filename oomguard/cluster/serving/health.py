@@ -76,15 +76,8 @@ def _is(title: str, endings: Sequence[str]) -> bool:
 
 def _title(pid: int) -> str:
     """Return the first word of a process's command line, which a process title replaces."""
-    try:
-        return (
-            (_PROC / str(pid) / "cmdline")
-            .read_bytes()
-            .split(b"\0", 1)[0]
-            .decode("utf-8", "replace")
-        )
-    except OSError:
-        return ""
+    words = tree.command_line(pid)
+    return words[0] if words else ""
 
 
 OK: Final = 200
