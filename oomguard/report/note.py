@@ -29,7 +29,8 @@ def note_in_guard(
         why_whole: why the call was not run in parts, and what to write instead.
     """
     actions = incident.actions
-    if why_whole is not None:
+    has_one_row = incident.number("batch_size") == 1
+    if why_whole is not None or has_one_row:
         actions = tuple(one for one in actions if one.id != "batch_size")
     useless: list[str] = []
     if _MEASURED in incident.facts:
