@@ -235,7 +235,7 @@ def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(
     monkeypatch.setattr(restart_gate, "LIMIT_S", 0.0)
     assert failing(Ledger(Policy()), tmp_path, "--uds", str(unix_path), times=1) == [False]
     assert unix_path.exists()
-    assert said[-1]["held_by"] == "nobody, but the file of an old socket is still there"
+    assert said[-1]["held_by"] == "no process, but the file of an old socket is still there"
 
 
 def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
