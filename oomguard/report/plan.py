@@ -14,9 +14,9 @@ from oomguard.estimate.call.trace import CallBudget
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
 from oomguard.planning.start import StartPlan
+from oomguard.report.bar import BudgetBar
 from oomguard.report.json import SCHEMA
 from oomguard.report.redact import mask_command
-from oomguard.report.terminal import BudgetBar
 
 if TYPE_CHECKING:
     from rich.console import Console
