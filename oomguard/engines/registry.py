@@ -103,9 +103,8 @@ def killed_before() -> KilledBefore | None:
 
     None if no engine with a module ``killed_attempt`` reports a kill.
     """
-    for module in _modules(
-        "killed_attempt"
-    ):  # runs in each guarded call: a generator would be slower
+    # Each guarded call runs this loop; a generator would be slower.
+    for module in _modules("killed_attempt"):
         found = module.killed_before()
         if found is not None:
             return cast("KilledBefore", found)
