@@ -60,7 +60,7 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
         "The command may run again from the beginning; oomguard detected no written files"
         in ran.stderr
     )
-    assert "failed=while the engine started" in ran.stderr
+    assert 'failed="while the engine started"' in ran.stderr
 
 
 WRITES = {
