@@ -10,14 +10,14 @@ from typing import Any, Final
 import click
 
 from oomguard._version import __version__
-from oomguard.cli.config import read_configuration
+from oomguard.cli.config import read_configuration, source_of
 from oomguard.cli.standard_output import (
     GONE_STATUS,
     OutputLostError,
     flush_stream,
     separate_lost_output,
 )
-from oomguard.core.errors import OomguardError, exit_status_of
+from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 from oomguard.core.extensions import optional_commands
 
 # Name -> (module, one line for --help). The help page imports no sub-command.
@@ -138,14 +138,44 @@ def run_group(words: list[str]) -> Any:
         return _report_lost(error)
     except click.exceptions.Abort:
         return 130
+    except click.BadParameter as error:
+        source = source_of(_long_name(error.param), words)
+        if source is not None:
+            show_error(UsageError(f"{source}: {error.message}"))
+        else:
+            _show(error)
+        return 2
     except click.ClickException as error:
-        # without a reader, the exit status still reports the error
-        with contextlib.suppress(OSError):
-            error.show()
+        _show(error)
         return 2
     except OomguardError as error:
-        show_error(error)
+        show_error(_with_source(error, words))
         return exit_status_of(error)
+
+
+def _show(error: click.ClickException) -> None:
+    """Print an error of the command line; without a reader, the exit status still reports it."""
+    with contextlib.suppress(OSError):
+        error.show()
+
+
+def _long_name(parameter: click.Parameter | None) -> str:
+    """Return the name of an option without its dashes; "" for an argument."""
+    for name in getattr(parameter, "opts", ()):
+        if name.startswith("--"):
+            return str(name[2:])
+    return ""
+
+
+def _with_source(error: OomguardError, words: list[str]) -> OomguardError:
+    """Return the error about an option with the variable or file that sets the option."""
+    flag = str(error).partition(" ")[0].rstrip(":")
+    if not isinstance(error, UsageError) or not flag.startswith("--"):
+        return error
+    source = source_of(flag[2:], words)
+    if source is None:
+        return error
+    return UsageError(f"{source}: {error}", hint=error.hint)
 
 
 def _report_lost(lost: OutputLostError) -> int:

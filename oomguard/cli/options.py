@@ -129,37 +129,56 @@ class CommandAfterDashes(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read our own options, and remember how the user wrote them."""
-        if "--" in args:
+        has_dashes = "--" in args
+        if has_dashes:
             own = args[: args.index("--")]
         else:
             own = args
-        if "--" not in args and not {"-h", "--help"} & set(args):
-            first = next(
-                (
-                    i
-                    for i, word in enumerate(own)
-                    if not word.startswith("-") and not _is_value(self, ctx, own, i)
-                ),
-                None,
-            )
+        if not {"-h", "--help"} & set(own):
+            first = _first_other_word(self, ctx, own)
             if first is not None:
                 fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
+                if has_dashes:
+                    raise UsageError(
+                        f"{own[first]!r} before -- is not an option",
+                        hint="options: oomguard run --help",
+                    )
                 raise UsageError("-- is missing before the command", hint=fixed)
-            raise UsageError("no command to run", hint="oomguard run -- python script.py")
+            if not has_dashes:
+                raise UsageError("no command to run", hint="oomguard run -- python script.py")
         ctx.meta[_OWN_WORDS] = tuple(own)
         return super().parse_args(ctx, args)
 
 
-def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
-    """Return whether the word at ``index`` is the value of the option before it."""
-    if index:
-        before = args[index - 1]
-    else:
-        before = ""
-    return any(
-        before in p.opts and isinstance(p, click.Option) and not p.is_flag
-        for p in command.get_params(ctx)
-    )
+def _first_other_word(
+    command: click.Command, ctx: click.Context, words: Sequence[str]
+) -> int | None:
+    """Return the index of the first word that is neither an option nor its value; None without one.
+
+    Raises:
+        UsageError: if an option has no value.
+    """
+    valued: dict[str, click.Option] = {}
+    names: set[str] = set()
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option):
+            names.update(parameter.opts, parameter.secondary_opts)
+            if not parameter.is_flag:
+                valued.update(dict.fromkeys(parameter.opts, parameter))
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if word in valued:
+            value = words[index] if index < len(words) else None
+            # A value with two dashes can still be given as --journal=--odd.
+            if value is None or value.startswith("--") or value in names:
+                kind = valued[word].metavar or valued[word].type.name.upper()
+                raise UsageError(f"{word} needs a value", hint=f"{word} {kind}")
+            index += 1
+        elif not word.startswith("-"):
+            return index - 1
+    return None
 
 
 def words_before_dashes() -> tuple[str, ...]:

@@ -30,7 +30,12 @@ _COPIED_BYTES: Final = 1 << 16
 # Processes that outlive the command keep its pipes open; they are read for this long.
 _DRAIN_S: Final = 2.0
 _START_S: Final = 5.0
+_KILLED_S: Final = 1.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class ReaperLostError(Exception):
+    """Report a reaper that has not started the command, in words for the user."""
 
 
 class SupervisorState:
@@ -94,6 +99,8 @@ def run_safely(
 
         status = Supervisor(words, command, closed).run()
         os._exit(status)
+    except ReaperLostError as error:
+        _go_on(command, masked, closed, str(error))
     except BaseException as error:  # noqa: BLE001 - whatever failed, the command must not notice
         _go_on(command, masked, closed, f"{type(error).__name__}: {error}")
 
@@ -361,22 +368,28 @@ def _leave_reaper(wait_s: float = 12.0) -> None:
     if PROGRESS.channel is not None:
         with contextlib.suppress(OSError):
             PROGRESS.channel.shutdown(2)
-    until_s = time.monotonic() + wait_s
-    while PROGRESS.reaper_pid is not None and time.monotonic() < until_s:
-        try:
-            if os.waitpid(PROGRESS.reaper_pid, os.WNOHANG)[0]:
-                break
-        except OSError:
-            break
-        time.sleep(0.01)
-    else:
-        if PROGRESS.reaper_pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(PROGRESS.reaper_pid, signal.SIGKILL)
+    pid = PROGRESS.reaper_pid
+    if pid is not None and not _has_ended(pid, wait_s):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        _has_ended(pid, _KILLED_S)
     with contextlib.suppress(Exception):  # the reaper has done so, or was killed before
         from oomguard.supervisor.tree import remove_tree
 
         remove_tree(PROGRESS.folder or "")
+
+
+def _has_ended(pid: int, wait_s: float) -> bool:
+    """Wait for a child for at most ``wait_s`` seconds; return whether it has ended."""
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _become(command: Sequence[str], masked: set[int] | None, closed: frozenset[int]) -> int:

@@ -8,6 +8,7 @@ oomguard is gone, because the socket between them then closes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
 from oomguard.supervisor import tree
-from oomguard.supervisor.failsafe import PROGRESS, beat
+from oomguard.supervisor.failsafe import PROGRESS, ReaperLostError, beat
 from oomguard.supervisor.reaper_process import ChildTerminal, ReaperProcess, receive, send
 from oomguard.supervisor.signal_sets import InitialSignals
 from oomguard.supervisor.streams import has_no_reader, is_one_stream, writable
@@ -30,11 +31,15 @@ from oomguard.supervisor.terminal_modes import Modes
 # not reap.
 _START_S: Final = 10.0
 _REAP_S: Final = 3.0
+# Errors of a limit that the command alone may not reach, and the shell's command that shows the
+# limit.
+_LIMITS: Final = {
+    errno.EAGAIN: "ulimit -u",
+    errno.EMFILE: "ulimit -n",
+    errno.ENFILE: "sysctl fs.file-max",
+    errno.ENOMEM: "ulimit -v",
+}
 _LOST: Final = 9  # wait status of a command that was killed together with its reaper
-
-
-class ReaperLostError(Exception):
-    """Report a reaper that has not started the command; failsafe.py starts it instead."""
 
 
 class Child:
@@ -130,7 +135,10 @@ class Reaper:
             of_terminal = terminal.streams
         else:
             of_terminal = frozenset()
-        outputs, targets, writers = self._pipes({1, 2} - of_terminal - self._closed)
+        try:
+            outputs, targets, writers = self._pipes({1, 2} - of_terminal - self._closed)
+        except OSError as error:
+            raise _lost(error.errno or errno.EMFILE) from None
         if stdin is not None:
             targets[0] = stdin
         given = ((terminal.theirs,), terminal.words) if terminal is not None else ((), None)
@@ -161,6 +169,8 @@ class Reaper:
         if answer[0] == "failed":
             for pipe in outputs.values():
                 pipe.close()
+            if answer[1] in _LIMITS:  # this process can still become the command
+                raise _lost(answer[1])
             raise OSError(answer[1], os.strerror(answer[1]))
         self.command_pid = PROGRESS.command_pid = answer[1]
         self._adopted.add(answer[1])
@@ -365,3 +375,9 @@ class Reaper:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         return bool(set(left) - {self.spared_pid})
+
+
+def _lost(number: int) -> ReaperLostError:
+    """Return the error for a limit that keeps the reaper from starting the command."""
+    hint = _LIMITS.get(number)
+    return ReaperLostError(os.strerror(number) + (f" (see {hint})" if hint else ""))

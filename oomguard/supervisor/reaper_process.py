@@ -575,6 +575,12 @@ class ReaperProcess:
         message, descriptors = receive(self._channel)
         match message:
             case ("start", words, variables, shares_group, targets, terminal):
+                if len(descriptors) < len(targets) + (terminal is not None):
+                    # the kernel drops descriptors beyond the limit
+                    for number in descriptors:
+                        os.close(number)
+                    self._say("failed", errno.EMFILE)
+                    return
                 streams = dict(zip(targets, descriptors, strict=False))
                 self._terminal = ReaperTerminal.of(descriptors[len(targets) :], terminal)
                 self._start(words, variables, streams, shares_group=shares_group)
@@ -625,9 +631,11 @@ class ReaperProcess:
                 OSError
             ):  # if no process can be started, the command's fork reports it
                 self._witness = SignalSentinel(os.getpgid(self._parent), words)
-        failed, told = os.pipe()  # after the sentinel, which would hold it open
         own = os.getpid()
+        pipe: tuple[int, ...] = ()
+        pid = 0
         try:
+            pipe = os.pipe()  # after the sentinel, which would hold it open
             if self._terminal is not None and self._terminal.controls:
                 self._terminal.begin()
             else:
@@ -635,15 +643,14 @@ class ReaperProcess:
                     os.setpgid(0, 0)
             pid = os.fork()
         except OSError as error:
-            os.close(told)
-            pid = 0
             answer = str(error.errno or errno.EAGAIN).encode()
         else:
             if pid == 0:
-                self._become(words, variables, streams, told, own, shares_group=shares_group)
-            os.close(told)
-            answer = read_failure(failed, pid)
-        for number in (failed, *streams.values()):
+                self._become(words, variables, streams, pipe[1], own, shares_group=shares_group)
+            os.close(pipe[1])
+            answer = read_failure(pipe[0], pid)
+            pipe = pipe[:1]
+        for number in (*pipe, *streams.values()):
             os.close(number)
         if answer:
             self._reap()

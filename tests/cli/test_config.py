@@ -229,6 +229,31 @@ def test_a_mistake_in_the_user_s_own_file_is_told_as_one_in_a_flag_is(project, o
     assert said in f"{raised.value} {raised.value.hint}"
 
 
+def test_a_wrong_value_is_reported_with_its_file_and_its_key(project):
+    for own, key, said in (
+        ("max_relaunches = -3", "max_relaunches", "-3 is not in the range"),
+        ("allow = 'everything'", "allow", "'everything' is not one of"),
+        ("pin = ['no_such']", "pin", "unknown setting: no_such"),
+        ("min = { max_model_len = 'x' }", "min", "max_model_len is int"),
+        ("report = 'r.txt'", "report", "unknown format"),
+        ("rules = '/no/such'", "rules", "is not a folder"),
+        ("rank = 5\nworld_size = 2", "rank", "too high"),
+    ):
+        own_file().parent.mkdir(parents=True, exist_ok=True)
+        own_file().write_text(own)
+        ran = run(project)
+        assert ran.returncode == 2, own
+        assert f"config.toml: {key}: " in ran.stderr
+        assert said in ran.stderr
+
+
+def test_a_wrong_value_is_reported_with_its_variable(project, monkeypatch):
+    monkeypatch.setenv("OOMGUARD_MAX_RELAUNCHES", "abc")
+    ran = run(project)
+    assert ran.returncode == 2
+    assert "OOMGUARD_MAX_RELAUNCHES: 'abc'" in ran.stderr
+
+
 def test_the_user_s_own_file_lies_in_the_folder_that_xdg_names(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
     assert own_file() == tmp_path / "mine" / "oomguard" / "config.toml"
@@ -257,7 +282,9 @@ def test_a_table_that_is_no_regular_file_is_not_waited_for(project):
     import os
 
     os.mkfifo(project / "pyproject.toml")
-    assert run(project).stdout == "hi\n"
+    ran = run(project)
+    assert ran.stdout == "hi\n"
+    assert read_configuration(project).files[0].left_out[0][1].endswith("not a regular file")
 
 
 def test_a_file_without_a_table_says_nothing(project):

@@ -46,8 +46,22 @@ class RanksOptions:
             UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
+        self._check_rank()
         return RankSupport(
             None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
+        )
+
+    def _check_rank(self) -> None:
+        """Check that the rank is one of the job's.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if self.rank is None or self.world_size is None or self.rank < self.world_size:
+            return
+        raise UsageError(
+            f"--rank {self.rank} is too high for --world-size {self.world_size}",
+            hint=f"ranks count from 0, so the last one is --rank {self.world_size - 1}",
         )
 
     def _of_a_job(
@@ -117,11 +131,6 @@ class RanksOptions:
             raise UsageError(
                 "--rank needs --world-size and --rendezvous",
                 hint="--rank 0 --world-size 4 --rendezvous DIR",
-            )
-        if self.rank >= self.world_size:
-            raise UsageError(
-                f"--rank {self.rank} is not below --world-size {self.world_size}",
-                hint="ranks count from 0",
             )
         from oomguard.cluster.ranks.launcher import RankIdentity
 
