@@ -402,8 +402,8 @@ def command(
             "oomguard run cannot be called from another command",
             hint="for example: oomguard run -- python script.py",
         )
+    from oomguard.analyst.attempt_loop import AttemptLoop
     from oomguard.analyst.journal_hook import JournalHook
-    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.nested_run import outer_run
     from oomguard.core.log import get_logger
     from oomguard.engines.command import Launch
@@ -495,7 +495,7 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     from oomguard.analyst.outcome import END_S, CommandTerminator
 
     end = CommandTerminator(link.signals, min(grace, END_S))
-    return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)
+    return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.reaper.pid, end)
 
 
 def _check(rules: tuple[str, ...], report: str | None) -> None:

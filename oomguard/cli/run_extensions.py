@@ -14,9 +14,9 @@ from oomguard.core.extensions import extension
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import AttemptHook
+    from oomguard.analyst.attempt_loop import AttemptLoop
     from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import Link, ReceivedSignals
-    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.analyst.placed_runs import DeviceAssignment
     from oomguard.core.incident import Patch

@@ -100,9 +100,9 @@ def run_safely(
         status = Supervisor(words, command, closed).run()
         os._exit(status)
     except ReaperLostError as error:
-        _go_on(command, masked, closed, str(error))
+        _continue_alone(command, masked, closed, str(error))
     except BaseException as error:  # noqa: BLE001 - whatever failed, the command must not notice
-        _go_on(command, masked, closed, f"{type(error).__name__}: {error}")
+        _continue_alone(command, masked, closed, f"{type(error).__name__}: {error}")
 
 
 def _start_watchdog(command: Sequence[str], masked: set[int]) -> None:
@@ -147,22 +147,25 @@ def _watch(command: Sequence[str], masked: set[int]) -> None:
             still = 0
         seen = beats
         if still >= STALLED_TICKS:
-            _go_on(command, masked, frozenset(), "its main loop hangs")
+            _continue_alone(command, masked, frozenset(), "its main loop hangs")
 
 
-def _go_on(
+def _continue_alone(
     command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
 ) -> NoReturn:
     """Do the rest of a run; never returns."""
     status = PROGRESS.final
     try:
         if status is None:
-            status = _rest(command, masked, closed, why)
+            status = _finish_run(command, masked, closed, why)
     finally:
         os._exit(125 if status is None else status)
 
 
-def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str) -> int:
+def _finish_run(
+    command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
+) -> int:
+    """Do the rest of a run; return its exit status."""
     progress = PROGRESS
     reader = _Reader(progress.channel)
     if progress.is_starting and progress.status is None:
@@ -177,7 +180,7 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
         progress.status = progress.earlier
     if not is_there and progress.status is None:
         _say(f"oomguard: oomguard failed, so the command runs without it: {why}")
-        _leave_reaper(wait_s=0.0)
+        _end_reaper(wait_s=0.0)
         return _become(command, masked, closed)
     if progress.status is None:
         _say(f"oomguard: oomguard failed, so the command continues without it: {why}")
@@ -185,7 +188,7 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
     else:
         _say(f"oomguard: oomguard failed, so it could not explain the failure: {why}")
     was_killed = not os.path.exists(f"/proc/{progress.reaper_pid}/exe")
-    _leave_reaper()
+    _end_reaper()
     if was_killed:
         _end_orphans()
     return progress.status
@@ -274,7 +277,7 @@ def _copy(reader: _Reader) -> int:
             signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     ended_s: float | None = None
     while outputs or reader.status is None:
-        _hand_on_stops()
+        _forward_stops()
         poll = select.poll()
         for fd in (*outputs, *inputs):
             poll.register(fd, select.POLLIN)
@@ -284,9 +287,9 @@ def _copy(reader: _Reader) -> int:
             if fd == reader.fileno():
                 reader.read(0)
             elif fd in inputs:
-                if not _pass_on(fd, inputs[fd]):
+                if not _copy_once(fd, inputs[fd]):
                     del inputs[fd]
-            elif not _pass_on(fd, outputs[fd]):
+            elif not _copy_once(fd, outputs[fd]):
                 del outputs[fd]
         if reader.status is None:
             reader.status = _status_of_zombie(reader)
@@ -299,7 +302,7 @@ def _copy(reader: _Reader) -> int:
     return reader.status
 
 
-def _pass_on(source: int, sink: int) -> bool:
+def _copy_once(source: int, sink: int) -> bool:
     """Copy the available bytes; return False at the end."""
     try:
         data = os.read(source, _COPIED_BYTES)
@@ -354,7 +357,7 @@ def _code_of_reaper() -> int | None:
     return None
 
 
-def _hand_on_stops() -> None:
+def _forward_stops() -> None:
     """Forward pending stop signals to the command."""
     for number in _STOPS:
         if number in signal.sigpending():
@@ -363,7 +366,7 @@ def _hand_on_stops() -> None:
                 os.kill(PROGRESS.command_pid or 0, number)
 
 
-def _leave_reaper(wait_s: float = 12.0) -> None:
+def _end_reaper(wait_s: float = 12.0) -> None:
     """Let the reaper stop all remaining processes and itself; kill it after ``wait_s`` seconds."""
     if PROGRESS.channel is not None:
         with contextlib.suppress(OSError):

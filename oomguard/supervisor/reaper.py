@@ -49,10 +49,10 @@ class Child:
     They are closed if our own stream has no reader.
     """
 
-    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], watcher: Reaper) -> None:
+    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], reaper: Reaper) -> None:
         self.pid = pid
         self.outputs = outputs
-        self.watcher = watcher
+        self.reaper = reaper
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -61,7 +61,7 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait at most ``timeout_s`` seconds for the exit code; None while it runs."""
-        if self.returncode is None and (status := self.watcher.exit_status(timeout_s)) is not None:
+        if self.returncode is None and (status := self.reaper.exit_status(timeout_s)) is not None:
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
@@ -74,7 +74,7 @@ class Reaper:
 
     Attributes:
         command_pid: the last started command; None before the first.
-        spared_pid: a child of ours that is not part of the command; None without one.
+        exempt_pid: a child of ours that is not part of the command; None without one.
     """
 
     def __init__(self, before: InitialSignals) -> None:
@@ -98,12 +98,12 @@ class Reaper:
         self._sending = threading.Lock()
         self._status: int | None = None
         self._stopped_by: int | None = None
-        self._times_gone_on = 0
+        self._resume_count = 0
         self._lost = self._was_killed = False
         self._zombie_since_s: float | None = None
         self._adopted: set[int] = set()
         self.command_pid: int | None = None
-        self.spared_pid: int | None = None
+        self.exempt_pid: int | None = None
 
     def start(
         self,
@@ -244,23 +244,23 @@ class Reaper:
         self._stopped_by = None
         return number
 
-    def go_on(self, *, in_front: bool) -> None:
+    def resume(self, *, in_front: bool) -> None:
         """Continue such a stopped command, in the foreground or background of its terminal."""
-        self._times_gone_on += 1
-        self._say("go on", in_front)
+        self._resume_count += 1
+        self._say("resume", in_front)
 
-    def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
+    def back_up_terminal(self, terminal: int, saved: Modes, set_to: Modes) -> None:
         """Report how we will set our terminal.
 
         The reaper restores it if we are killed.
         """
-        self._say("lend", saved, set_to, descriptors=(terminal,))
+        self._say("terminal", saved, set_to, descriptors=(terminal,))
 
-    def lend_nothing(self) -> None:
+    def drop_terminal_backup(self) -> None:
         """Report that our terminal is restored."""
-        self._say("lend", None, None)
+        self._say("terminal", None, None)
 
-    def told_to_stop(self, number: int) -> None:
+    def report_stop_key(self, number: int) -> None:
         """Report that the command is about to get a signal from a key of its own terminal."""
         self._say("key", number)
 
@@ -282,10 +282,10 @@ class Reaper:
         self.replace()
         # The reaper was killed, so its orphans are ours now. They are reaped by number, because
         # other children are not ours to wait for.
-        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, but=self.spared_pid)
+        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, exempt=self.exempt_pid)
         return True
 
-    def look_after(self) -> None:
+    def check_health(self) -> None:
         """Replace the reaper if it does not reap the ended command."""
         if self._status is not None or self._lost or self.command_pid is None:
             return
@@ -358,7 +358,7 @@ class Reaper:
         elif answer[0] == "exited":
             self._status = PROGRESS.wait_status = answer[1]
         elif (
-            answer[0] == "stopped" and answer[2] == self._times_gone_on
+            answer[0] == "stopped" and answer[2] == self._resume_count
         ):  # otherwise it was continued since
             self._stopped_by = answer[1]
         return answer
@@ -370,11 +370,11 @@ class Reaper:
 
     def _reap_adopted(self) -> bool:
         left = tree.descendants(os.getpid())
-        self._adopted.update(set(left) - {self.spared_pid})
+        self._adopted.update(set(left) - {self.exempt_pid})
         for pid in list(self._adopted):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return bool(set(left) - {self.spared_pid})
+        return bool(set(left) - {self.exempt_pid})
 
 
 def _lost(number: int) -> ReaperLostError:

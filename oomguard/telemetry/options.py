@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from oomguard.analyst.attempt_hooks import AttemptHook
-from oomguard.analyst.loop import AttemptLoop
+from oomguard.analyst.attempt_loop import AttemptLoop
 from oomguard.analyst.nested_run import unwrap_command
 from oomguard.cli.options import option
 from oomguard.core.errors import UsageError
