@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 # The main loop runs at least ten times a second.
 TICK_S: Final = 1.0
 STALLED_TICKS: Final = 10
-# A look at /proc misses a process whose parent ends meanwhile, so one look is not enough.
-_LOOKS: Final = 3
 _COPIED_BYTES: Final = 1 << 16
 # Processes that outlive the command keep its pipes open; they are read for this long.
 _DRAIN_S: Final = 2.0
@@ -196,11 +194,11 @@ def _finish_run(
 
 def _end_orphans(wait_s: float = 2.0) -> None:
     """Kill what the command left if somebody has killed the reaper: its orphans are ours then."""
-    from oomguard.supervisor.tree import descendants
+    from oomguard.supervisor.tree import LOOKS, descendants
 
     until_s = time.monotonic() + wait_s
     looks = 0
-    while looks < _LOOKS and time.monotonic() < until_s:
+    while looks < LOOKS and time.monotonic() < until_s:
         left = descendants(os.getpid())
         looks = 0 if left else looks + 1
         for pid in left:

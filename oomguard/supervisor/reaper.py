@@ -102,6 +102,7 @@ class Reaper:
         self._lost = self._was_killed = False
         self._zombie_since_s: float | None = None
         self._adopted: set[int] = set()
+        self._empty_looks = 0
         self.command_pid: int | None = None
         self.exempt_pid: int | None = None
 
@@ -369,12 +370,17 @@ class Reaper:
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def _reap_adopted(self) -> bool:
-        left = tree.descendants(os.getpid())
-        self._adopted.update(set(left) - {self.exempt_pid})
+        """Reap the orphans that this process adopted; return whether some may be left."""
+        left = set(tree.descendants(os.getpid())) - {self.exempt_pid}
+        self._adopted.update(left)
         for pid in list(self._adopted):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return bool(set(left) - {self.exempt_pid})
+        if left:
+            self._empty_looks = 0
+        else:
+            self._empty_looks += 1
+        return self._empty_looks < tree.LOOKS
 
 
 def _lost(number: int) -> ReaperLostError:

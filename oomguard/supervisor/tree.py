@@ -11,6 +11,9 @@ from typing import Final
 
 KILL_WAIT_S: Final = 5.0
 _POLL_S: Final = 0.02
+# A look at /proc misses a process that is started after the list is read and whose parent ends
+# before its own entry is read. So a tree is empty only after several looks in a row.
+LOOKS: Final = 3
 _PROC: Final = "/proc"
 _GONE: Final = b"ZX"  # ended; the entry stays until its parent reads its status
 
