@@ -119,6 +119,7 @@ fuzz-atheris: .venv/ready-dev  ## the same checks guided by coverage; FUZZ_CORPU
 	touch $@
 
 docs: .venv/ready-docs         ## the site in site/; a link or an anchor that leads nowhere fails
+	$(BIN)/python scripts/error_messages_page.py
 	$(BIN)/zensical build --strict --clean
 
 docs-output: .venv/ready-dev   ## write into the pages what their commands print now

@@ -30,6 +30,10 @@ _COMMANDS: Final = {
         "oomguard.cli.diagnose",
         "Explain why memory ran out, from saved logs or standard input.",
     ),
+    "explain": (
+        "oomguard.cli.explain",
+        "Explain a rule's code, a kind of failure, or an error message in quotes.",
+    ),
     "diff": (
         "oomguard.cli.diff",
         "Compare an engine start that worked with one that failed.",

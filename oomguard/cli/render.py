@@ -225,7 +225,7 @@ class InputRenderer:
     def _print(self, console: Console, diagnosis: Diagnosis) -> None:
         from oomguard.report.terminal import print_diagnosis
 
-        print_diagnosis(console, diagnosis)
+        print_diagnosis(console, diagnosis, full=self.work.verbose)
         if self.work.verbose:
             for incident in diagnosis.incidents:
                 for line in details(incident):

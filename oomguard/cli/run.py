@@ -135,10 +135,9 @@ def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace(
-        "\n", "\\n"
-    )  # one line for each event
-    return f"oomguard: {event}" + (f": {extra}" if extra else "")
+    from oomguard.core.log import event_line
+
+    return event_line(event, fields)
 
 
 def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:

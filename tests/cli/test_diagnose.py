@@ -76,7 +76,7 @@ def test_the_panel_names_cause_numbers_and_commands(log):
         "1792",
         "--max-model-len 1792",
         "--kv-cache-memory-bytes",
-        "max_model_len_too_large",
+        "oomguard explain OG201",
     ):
         assert words in text
 
@@ -384,7 +384,7 @@ def test_a_secret_is_masked_unless_it_is_asked_for(tmp_path):
         ("r.jsonl", b"{"),
         ("r.md", b"###"),
         ("r.html", b"<!doctype"),
-        ("r.txt", "╭".encode()),
+        ("r.txt", b"oomguard[OG201]: "),
     ],
 )
 def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begins):
