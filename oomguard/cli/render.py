@@ -209,7 +209,7 @@ class InputRenderer:
             from oomguard.report.json import to_json
 
             return to_json(diagnosis) + "\n"
-        if self.work.form == "markdown":
+        if self.work.form == "md":
             from oomguard.report.markdown import to_markdown
 
             return to_markdown(diagnosis) + "\n"

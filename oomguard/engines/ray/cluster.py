@@ -116,7 +116,7 @@ def cluster() -> Iterator[Any]:
         import ray
     except ImportError:
         raise UsageError(
-            "--engine ray needs Ray, which is not installed",
+            "--on ray needs Ray, which is not installed",
             hint=f"{install_hint('ray')}, or omit --engine",
         ) from None
     if ray.is_initialized():
