@@ -297,9 +297,9 @@ def command(
     _report_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
         if sys.stdin is not None and sys.stdin.isatty():
-            raise click.UsageError(
-                "no input: name a log, a folder, or - for standard input, as in: oomguard diagnose "
-                "error.log"
+            raise UsageError(
+                "diagnose needs a log, a folder, or - for standard input",
+                hint="for example: oomguard diagnose error.log",
             )
         paths = ("-",)
     form = form or _form_of(output)

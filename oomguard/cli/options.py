@@ -83,12 +83,10 @@ class SizeText(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text."""
         text = str(value).strip()
-        if _NUMBER.fullmatch(text.lower()):
-            self.fail(f"{text!r} has no unit; write {text}GiB, {text}MiB or {text}B", param, ctx)
         try:
             size_bytes = parse_size(text).bytes
-        except SettingError:
-            self.fail(f"{text!r} is not a number with a unit such as MiB or GiB", param, ctx)
+        except SettingError as error:
+            self.fail("; ".join(filter(None, (f"{error}", error.hint))), param, ctx)
         if size_bytes <= 0:
             self.fail(f"a size must be above zero, got {text!r}", param, ctx)
         return text
@@ -203,7 +201,9 @@ class CommandAfterDashes(Command):
             if first is not None:
                 fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
                 raise UsageError("-- is missing before the command", hint=fixed)
-            raise UsageError("no command to run", hint="oomguard run -- python script.py")
+            raise UsageError(
+                "no command to run", hint="for example: oomguard run -- python script.py"
+            )
         ctx.meta[_OWN_WORDS] = tuple(own)
         return super().parse_args(ctx, args)
 

@@ -168,6 +168,9 @@ class InputRenderer:
             is_shown = (
                 self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
             )
+            if damage is not None and self.work.form != "json":
+                # oomguard did not see all of it, so it cannot say that there is no failure
+                is_shown = is_shown and bool(diagnosis.incidents)
             if is_shown:
                 text = self.render(diagnosis)
             else:

@@ -578,5 +578,8 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
     from oomguard.journal.store import Journal
 
     if place is None and not default_path().is_absolute():
-        raise InputError("oomguard found no home folder for the journal")
+        raise InputError(
+            "oomguard found no home folder for the journal",
+            hint="for example: oomguard run --journal runs.db -- …",
+        )
     return Journal(default_path() if place is None else place, busy_s=JOURNAL_BUSY_S)

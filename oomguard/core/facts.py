@@ -626,6 +626,9 @@ def _countable(text: str) -> int:
     return int(digits)
 
 
+_MOST_DIGITS: Final = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """Hold a size in bytes and half of its last printed digit, in bytes."""
@@ -659,9 +662,7 @@ def parse_size(text: str) -> Size:
     else:
         factor = None
     if match is None or factor is None:
-        raise SettingError(
-            f"not a size: {text!r}", hint="write a number and a unit, for example 8GiB or 512MiB"
-        )
+        raise _not_a_size(text.strip())
     number = match.group(1).replace(",", "")
     decimals = len(number.partition(".")[2])
     if factor == 1:
@@ -671,7 +672,16 @@ def parse_size(text: str) -> Size:
     try:
         return Size(round(_finite(number) * factor), slack)
     except (ValueError, OverflowError):
-        raise SettingError("not a size: more digits than any memory has") from None
+        raise SettingError(f"{text[:20]!r}… is not a size: no memory has so many digits") from None
+
+
+def _not_a_size(text: str) -> SettingError:
+    is_bare = text.isdecimal() and len(text) < _MOST_DIGITS
+    if is_bare:
+        return SettingError(f"{text!r} has no unit", hint=f"write {text}GiB, {text}MiB or {text}B")
+    return SettingError(
+        f"{text!r} is not a size", hint="write a number and a unit, for example 8GiB or 512MiB"
+    )
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
@@ -721,5 +731,5 @@ def coerce(name: str, text: str) -> Fact:
         if spec.type == "bool":
             return Fact(name, YES_NO[text.lower()])
     except (ValueError, KeyError):
-        raise SettingError(f"{name} is {spec.type}, not {text!r}") from None
+        raise SettingError(f"{name} must be {spec.type}, got {text!r}") from None
     return Fact(name, text)

@@ -120,7 +120,7 @@ class Surface:
         try:
             return round(float(text) * self.unit_bytes)
         except (ValueError, OverflowError):
-            raise SettingError(f"{name} is a number, not {text!r}") from None
+            raise SettingError(f"{name} must be a number, got {text!r}") from None
 
 
 def parse_suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:

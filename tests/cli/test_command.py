@@ -124,7 +124,7 @@ def test_a_wrong_line_gives_the_mistake_and_what_to_write(subtests, tmp_path, co
         ("diagnose --format pdf oom.log", "--format: 'pdf' is not one of", "--format json"),
         ("diagnose oom.log --format", "needs a value", "--format json"),
         ("diagnose --gpu-memory 24 oom.log", "'24' has no unit; write 24GiB", "24GiB"),
-        ("diagnose --gpu-memory big oom.log", "'big' is not a number with a unit", "24GiB"),
+        ("diagnose --gpu-memory big oom.log", "'big' is not a size", "24GiB"),
         ("diagnose --gpu-memory 0GiB oom.log", "must be above zero", "--gpu-memory 24GiB"),
         ("diagnose --set x=1 oom.log", "--set: unknown setting: x", "--set max_model_len"),
         ("diagnose --jobs many oom.log", "--jobs: 'many' is not a whole number", "--jobs 4"),
