@@ -83,10 +83,12 @@ class SizeText(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text."""
         text = str(value).strip()
+        if _NUMBER.fullmatch(text.lower()):
+            self.fail(f"{text!r} has no unit; write {text}GiB, {text}MiB or {text}B", param, ctx)
         try:
             size_bytes = parse_size(text).bytes
         except SettingError as error:
-            self.fail("; ".join(filter(None, (f"{error}", error.hint))), param, ctx)
+            self.fail(f"{error}", param, ctx)
         if size_bytes <= 0:
             self.fail(f"a size must be above zero, got {text!r}", param, ctx)
         return text

@@ -626,9 +626,6 @@ def _countable(text: str) -> int:
     return int(digits)
 
 
-_MOST_DIGITS: Final = 20
-
-
 @dataclass(frozen=True, slots=True)
 class Size:
     """Hold a size in bytes and half of its last printed digit, in bytes."""
@@ -662,7 +659,9 @@ def parse_size(text: str) -> Size:
     else:
         factor = None
     if match is None or factor is None:
-        raise _not_a_size(text.strip())
+        raise SettingError(
+            f"{text!r} is not a size", hint="write a number and a unit, for example 8GiB or 512MiB"
+        )
     number = match.group(1).replace(",", "")
     decimals = len(number.partition(".")[2])
     if factor == 1:
@@ -673,15 +672,6 @@ def parse_size(text: str) -> Size:
         return Size(round(_finite(number) * factor), slack)
     except (ValueError, OverflowError):
         raise SettingError(f"{text[:20]!r}… is not a size: no memory has so many digits") from None
-
-
-def _not_a_size(text: str) -> SettingError:
-    is_bare = text.isdecimal() and len(text) < _MOST_DIGITS
-    if is_bare:
-        return SettingError(f"{text!r} has no unit", hint=f"write {text}GiB, {text}MiB or {text}B")
-    return SettingError(
-        f"{text!r} is not a size", hint="write a number and a unit, for example 8GiB or 512MiB"
-    )
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
