@@ -47,7 +47,7 @@ def test_no_command_is_told(arguments):
         ("--min", "x"),
         ("--report", "out.pdf"),
         ("--report", "out"),
-        ("--max-relaunches", "-1"),
+        ("--max-attempts", "0"),
         ("--nonsense",),
     ],
 )
