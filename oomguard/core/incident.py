@@ -198,6 +198,13 @@ class Patch(Record):
         """Whether oomguard may apply this patch automatically."""
         return self.new is not None and self.blocked_by is None
 
+    @property
+    def change(self) -> str:
+        """The change as ``40960 -> 26624``, with byte counts as the engine gets them."""
+        if self.old is None:
+            return str(self.new)
+        return f"{self.old} -> {self.new}"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Action(Record):

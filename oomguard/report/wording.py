@@ -230,13 +230,6 @@ def instead(alternative: Alternative) -> str:
     return f"{name} = {amount(name, value)}"
 
 
-def arrow(patch: Patch) -> str:
-    """Return a change such as ``40960 -> 26624`` with byte counts as the engine gets them."""
-    if patch.old is None:
-        return str(patch.new)
-    return f"{patch.old} -> {patch.new}"
-
-
 def why(patch: Patch) -> str:
     """Return the reason of a patch and the bytes that it should free."""
     freed = patch.predicted_freed_bytes or 0

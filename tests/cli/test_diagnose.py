@@ -248,6 +248,14 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
     )
 
 
+def test_a_damaged_archive_without_a_failure_is_not_called_clean(tmp_path):
+    (path := tmp_path / "cut.log.gz").write_bytes(gzip.compress(b"fine\n" * 20_000)[:-10])
+    for form in ("terminal", "md"):
+        ran = diagnose("--format", form, str(path))
+        assert (ran.returncode, ran.stdout) == (2, b"")
+        assert b"the gzip data ends early" in ran.stderr
+
+
 def test_a_folder_means_its_regular_files_only(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
