@@ -126,7 +126,13 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
     for section in (why, others, evidence):
         if section:
             lines += [blank, *section]
-    return [*lines, *bar, *foot]
+    spare = MOST_LINES - len(lines) - len(bar) - len(foot)
+    for section in (bar, foot):  # blank lines only if they leave the panel short
+        if section and spare > 0:
+            lines.append(blank)
+            spare -= 1
+        lines += section
+    return lines
 
 
 def _hung(text: str, options: PanelOptions, *, first: str = "", rest: str = _MARGIN) -> list[Text]:
