@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import html
 import inspect
 import json
 import re
@@ -34,6 +35,11 @@ EXAMPLE_LOG = "examples/logs/vllm_serve_kv_cache.log"
 def cell(text: str) -> str:
     """Return a text as one cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def code_cell(text: str) -> str:
+    """Return a text in code font as one cell of a Markdown table; it may contain a bar."""
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
 
 
 def code(text: str) -> str:
@@ -81,8 +87,8 @@ def cli_page() -> str:
         lines += ["| option | meaning |", "|---|---|"]
         for parameter in command.get_params(context):
             record = parameter.get_help_record(context)
-            if record is not None:
-                lines.append(f"| `{cell(record[0])}` | {cell(record[1])} |")
+            if record is not None and record[1]:
+                lines.append(f"| {code_cell(record[0])} | {cell(record[1])} |")
         lines.append("")
     return "\n".join(lines)
 
