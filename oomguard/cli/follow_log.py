@@ -13,7 +13,7 @@ from typing import Final
 from oomguard.cli.render import InputRenderer
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.scan.compressed import HEAD_BYTES, format_of
+from oomguard.scan.decompression import HEAD_BYTES, format_of
 from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
 from oomguard.scan.source import (

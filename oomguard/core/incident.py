@@ -368,6 +368,19 @@ class Attempt(Record):
         """Whether the attempt ended without a failure."""
         return self.incident is None and not self.error and self.exit_status in {None, 0}
 
+    def __str__(self) -> str:
+        """Return the attempt in one line; its ``repr`` has every field."""
+        outcome = self.error
+        if self.succeeded:
+            outcome = "succeeded"
+        elif self.incident is not None:
+            outcome = f"failed: {self.incident.kind}"
+        elif not outcome:
+            outcome = f"failed with exit status {self.exit_status}"
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        texts = [f"attempt {self.number}", settings, outcome, f"{self.seconds:.1f} s"]
+        return ", ".join(filter(None, texts))
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineStart(Record):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from oomguard.core.errors import ConfigError
-from oomguard.estimate.model.quantized import ModuleNames
+from oomguard.estimate.model.quantization import ModuleNames
 
 MODULE = "model.layers.3.mlp.gate_proj"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import ConfigError, SettingError
-from oomguard.estimate.model.quantized import (
+from oomguard.estimate.model.quantization import (
     quantize_parameters,
     quantizes_cache,
     quantizes_mtp,

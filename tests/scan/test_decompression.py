@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
-from oomguard.scan.compressed import Unpacked, format_of
+from oomguard.scan.decompression import Unpacked, format_of
 from oomguard.scan.source import damage_of, open_log
 
 PACK = {
