@@ -130,4 +130,4 @@ wheel: .venv/ready-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venv-vllm .venv-hf dist build site docs/reference .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-hf dist build site docs/reference docs/rules .mypy_cache .ruff_cache .pytest_cache

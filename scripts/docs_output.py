@@ -39,7 +39,7 @@ PAGES = (
     *(
         page
         for page in sorted((ROOT / "docs").rglob("*.md"))
-        if page.relative_to(ROOT / "docs").parts[0] != "reference"  # made from the code
+        if page.relative_to(ROOT / "docs").parts[0] not in ("reference", "rules")  # from the code
     ),
 )
 COPIED = {"CONTRIBUTING.md": ("oomguard", "rules", "docs", "examples", "pyproject.toml")}

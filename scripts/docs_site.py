@@ -1,9 +1,9 @@
 """Write the parts of the documentation site that are made from the code.
 
-    python scripts/docs_site.py reference   docs/reference/, before the site is built
+    python scripts/docs_site.py reference   docs/reference/ and docs/rules/, before the site is built
     python scripts/docs_site.py markdown    llms.txt and the Markdown of each page, in site/
 
-`make docs` runs both. Neither folder is kept in git.
+`make docs` runs both. None of these folders is kept in git.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import click
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-REFERENCE = DOCS / "reference"
+MADE_FOLDERS = ("reference", "rules")
 SITE = ROOT / "site"
 TEMPLATES = ROOT / "scripts" / "reference"
 MADE = "<!-- made by scripts/docs_site.py: change the code, not this page -->"
@@ -288,32 +288,33 @@ def filled(name: str, values: Mapping[str, object]) -> str:
 
 
 def reference_pages() -> dict[str, str]:
-    """Return the text of every reference page by its path below docs/reference."""
+    """Return the text of every page made from the code by its path below docs/."""
     from oomguard.cli.rules import rule_pages
     from oomguard.rules.rule_files import load_rules
 
     pages = {
-        "cli.md": cli_page(),
-        "python.md": python_page(),
-        "json.md": json_page(),
-        "exit-codes.md": exit_codes_page(),
-        "environment.md": environment_page(),
-        "settings.md": settings_page(),
-        "metrics.md": metrics_page(),
+        "reference/cli.md": cli_page(),
+        "reference/python.md": python_page(),
+        "reference/json.md": json_page(),
+        "reference/exit-codes.md": exit_codes_page(),
+        "reference/environment.md": environment_page(),
+        "reference/settings.md": settings_page(),
+        "reference/metrics.md": metrics_page(),
     }
     rules = {f"rules/{name}": text for name, text in rule_pages(load_rules()).items()}
     return {**pages, **rules}
 
 
 def write_reference() -> None:
-    """Write docs/reference anew."""
+    """Write docs/reference and docs/rules anew."""
     pages = reference_pages()
-    shutil.rmtree(REFERENCE, ignore_errors=True)
+    for folder in MADE_FOLDERS:
+        shutil.rmtree(DOCS / folder, ignore_errors=True)
     for name, text in pages.items():
-        path = REFERENCE / name
+        path = DOCS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    print(f"{len(pages)} pages in docs/reference")
+    print(f"{len(pages)} pages in docs/reference and docs/rules")
 
 
 # The Markdown beside the site's pages

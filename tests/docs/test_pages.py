@@ -21,7 +21,12 @@ from oomguard.report.json import to_dict
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-WRITTEN = sorted(path for path in DOCS.rglob("*.md") if not path.is_relative_to(REFERENCE))
+RULES = DOCS / "rules"
+WRITTEN = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if not (path.is_relative_to(REFERENCE) or path.is_relative_to(RULES))
+)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -42,11 +47,11 @@ docs_site = _load(ROOT / "scripts" / "docs_site.py")
 @functools.cache
 def reference() -> dict[Path, str]:
     """Return the pages that are made from the code, by the path that they get."""
-    return {REFERENCE / name: text for name, text in docs_site.reference_pages().items()}
+    return {DOCS / name: text for name, text in docs_site.reference_pages().items()}
 
 
 def text_of(path: Path) -> str:
-    if path.is_relative_to(REFERENCE):
+    if path in reference():
         return reference()[path]
     return path.read_text(encoding="utf-8")
 
@@ -64,7 +69,8 @@ def anchors(path: Path) -> set[str]:
 def leads_nowhere(link: str, path: Path) -> bool:
     name, _, anchor = link.partition("#")
     target = (path.parent / name).resolve() if name else path
-    exists = target in reference() if target.is_relative_to(REFERENCE) else target.is_file()
+    made = target.is_relative_to(REFERENCE) or target.is_relative_to(RULES)
+    exists = target in reference() if made else target.is_file()
     return not exists or bool(anchor and anchor not in anchors(target))
 
 
