@@ -21,11 +21,11 @@ from oomguard.core.files import read_regular, user_folder
 from oomguard.core.incident import Effect
 from oomguard.core.setting_spellings import parse_assignment
 from oomguard.core.text import strip_escapes
-from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, pinned_name
+from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR, pinned_name
 
 # Users start ``oomguard run`` in folders that they cloned or downloaded. Such a folder's
 # ``[tool.oomguard]`` must not permit a change, name a file to write or a rule to trust, add
-# relaunches or time, hide a message, or stop the command.
+# attempts or time, hide a message, or stop the command.
 # Sorted by how much may change. None is the default: reduced capacity only for settings that the
 # user did not set.
 _ALLOWED: Final = (
@@ -37,10 +37,12 @@ _ALLOWED: Final = (
 _LONGEST_S: Final = 10**9
 # Times that may be shortened, each with its default.
 _RESTRICTIONS_TIMES: Final = {"deadline": math.inf, "wait": 0.0}
-_COUNTS: Final = {"max_relaunches": DEFAULT_MAX_RELAUNCHES, "max_per_hour": DEFAULT_MAX_PER_HOUR}
+_COUNTS: Final = {"max_attempts": DEFAULT_MAX_ATTEMPTS, "max_per_hour": DEFAULT_MAX_PER_HOUR}
+# A command runs at least once.
+_LEAST: Final = {"max_attempts": 1}
 # Harmless output formats. html is not one of them, because it ends a --follow.
 _LOOKS: Final = {
-    "format": ("terminal", "json", "markdown"),
+    "format": ("terminal", "json", "md", "markdown"),
     "color": ("auto", "always", "never"),
     "log_format": ("console", "json"),
 }
@@ -113,11 +115,11 @@ class Restrictions:
                 name,
                 "must be a whole number" if whole else "must be a time such as 30m or 90 (seconds)",
             )
-        elif not 0 <= value <= _LONGEST_S:
+        elif not _LEAST.get(name, 0) <= value <= _LONGEST_S:
             if whole and value > 0:
                 of = f"more than {most}; only {_who(name)} can raise it"
             else:
-                of = f"must be between 0 and {_LONGEST_S}"
+                of = f"must be between {_LEAST.get(name, 0)} and {_LONGEST_S}"
             self._leave(name, of)
         elif value > most:
             self._leave(name, f"more than {most}; only {_who(name)} can raise it")
@@ -219,7 +221,7 @@ OPTIONS: Final = (
     "allow",
     "pin",
     "min",
-    "max_relaunches",
+    "max_attempts",
     "max_per_hour",
     "deadline",
     "dry_run",
@@ -295,9 +297,7 @@ _SWITCHES: Final = frozenset(
 )
 # Options with text that may be only a number.
 _PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
-_NUMBERS: Final = frozenset(
-    {"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"}
-)
+_NUMBERS: Final = frozenset({"max_attempts", "max_per_hour", "slurm_requeue", "rank", "world_size"})
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after", "rank_timeout"})
 # Option -> parameter of the sub-commands, if Python already uses the option's name.
 _PARAMETERS: Final = {

@@ -53,8 +53,8 @@ class ClusterChoices(Protocol):
     def check(self, *, is_inside: bool) -> ClusterChoices:
         """Return the options that apply to this run; raises UsageError."""
 
-    def max_relaunches(self, given: int) -> int:
-        """Return the largest number of relaunches."""
+    def max_attempts(self, given: int) -> int:
+        """Return the largest number of attempts."""
 
     def begin(self, setup: RunSetup) -> ClusterSupport:
         """Prepare a run with these options; raises UsageError."""
@@ -135,7 +135,7 @@ class NoCluster:
         del is_inside
         return self
 
-    def max_relaunches(self, given: int) -> int:
+    def max_attempts(self, given: int) -> int:
         """Return the number that the user gave."""
         return given
 

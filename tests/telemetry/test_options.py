@@ -18,7 +18,7 @@ from support.counted import BROKEN, run, scraped
 from support.each import each
 from support.supervising import hooked, wait_for
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 WAITS = (*BROKEN, "--mode", "wait")
 # An installation without the extras: what they bring cannot be imported.
 WITHOUT = """
