@@ -141,7 +141,7 @@ def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    from oomguard.core.log import event_line
+    from oomguard.supervisor.messages import event_line
 
     return event_line(event, fields)
 
