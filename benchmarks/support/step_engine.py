@@ -97,7 +97,7 @@ def prepare(mode: dict[str, Any]) -> dict[str, Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["OOMGUARD_VLLM_STEP_RECOVERY"] = "1"
     os.environ.setdefault(
-        "OOMGUARD_VLLM_ACKNOWLEDGE", str(Path(tempfile.mkdtemp(), "acknowledged.jsonl"))
+        "OOMGUARD_VLLM_SAID", str(Path(tempfile.mkdtemp(), "said.jsonl"))
     )
     if mode.get("runner") == 2:
         # The second runner needs Triton, which has no CPU backend; its interpreter runs the kernels.
@@ -243,7 +243,7 @@ def main() -> None:
 
 def rows() -> list[dict[str, Any]]:
     """Return the recoveries that the engine reported."""
-    path = Path(os.environ["OOMGUARD_VLLM_ACKNOWLEDGE"])
+    path = Path(os.environ["OOMGUARD_VLLM_SAID"])
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -231,6 +231,7 @@ OPTIONS: Final = (
     "idempotent",
     "report",
     "metrics",
+    "step_recovery",
     "snapshot",
     "journal",
     "reuse",
@@ -279,6 +280,7 @@ _SWITCHES: Final = frozenset(
         "no_mask",
         "reuse",
         "slurm_comment",
+        "step_recovery",
     }
 )
 # Options with text that may be only a number.

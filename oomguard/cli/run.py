@@ -321,6 +321,13 @@ JOURNAL_BUSY_S: Final = 1.0
 )
 @metrics_option
 @option(
+    "--step-recovery/--no-step-recovery",
+    default=True,
+    show_default=True,
+    help="Let a vLLM engine survive a step that runs out of memory: only a request that does not "
+    "fit fails.",
+)
+@option(
     "--snapshot",
     type=click.Path(dir_okay=False),
     metavar="PATH",
@@ -373,6 +380,7 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    step_recovery: bool,
     snapshot: str | None,
     journal: Location | None,
     reuse: bool,
@@ -432,6 +440,10 @@ def command(
     policy = read_policy(allow, pinned, floors, **limits)
     _check(rules, report)
 
+    if not step_recovery:
+        from oomguard.engines.vllm.plugin import STEP_RECOVERY
+
+        os.environ[STEP_RECOVERY] = "0"
     if snapshot is None:
         snapshot_request = None
     else:

@@ -98,11 +98,15 @@ def telling(launch: Launch, session: Path) -> Launch:
 def noting(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin copies vLLM's log to a file.
 
-    So the log can be read wherever the engines' output goes.
+    So the log can be read wherever the engines' output goes. The engines recover from an
+    out-of-memory in a step, unless the user turned that off.
     """
-    return replace(
-        launch, env={**launch.env, plugin.LOG_FILE: str(_begin_attempt(session) / _SAID)}
-    )
+    recovers = os.environ.get(plugin.STEP_RECOVERY, "1")
+    noted = {
+        plugin.LOG_FILE: str(_begin_attempt(session) / _SAID),
+        plugin.STEP_RECOVERY: recovers,
+    }
+    return replace(launch, env={**launch.env, **noted})
 
 
 def said(launch: Launch) -> tuple[Line, ...]:

@@ -95,10 +95,7 @@ def _recover_steps() -> None:
     if not {HOOK[0], "vllm.v1.engine.core"} & set(sys.modules):
         return
     with contextlib.suppress(Exception):
-        try:
-            from oomguard.engines.vllm.in_process import step_recovery
-        except ImportError:  # only the plugin and what it needs were copied to this Python
-            import oomguard_vllm_step_recovery as step_recovery  # type: ignore[import-not-found,no-redef]
+        from oomguard.engines.vllm.in_process import step_recovery
 
         why = step_recovery.install()
         if why is not None:

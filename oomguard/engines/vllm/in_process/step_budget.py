@@ -13,8 +13,11 @@ from dataclasses import dataclass
 SMALL_TOKENS = 16
 # After so long without a failure the budget of a step doubles.
 QUIET_S = 10.0
+# The others wait so long for a suspected request that makes progress alone; twice as long after
+# each of its failures, so that even a long prompt comes to the part that fails.
+ALONE_S = 0.1
 # So many requests that fail alone, one after another within a minute and without a step that works
-# in between: then it is not the requests.
+# in between: then it may not be the requests.
 MOST_OFFENDERS = 3
 OFFENDERS_WITHIN_S = 60.0
 # So many failed steps without one that works.
@@ -53,7 +56,8 @@ class Decision:
         budget_tokens: the most tokens of a step from now on.
         offender: the request that cannot fit; None if none is proven.
         alone: the request to run alone next, to learn whether it is the one; None: all run.
-        gives_up: whether a recovery does not help.
+        gives_up: whether recoveries do not help. If an offender is named too, the engine may still
+            work without it.
     """
 
     budget_tokens: int
@@ -82,7 +86,9 @@ class StepBudget:
         # The budget and the ceiling before a request's first failure: they come back if it was the
         # one that did not fit.
         self._before: dict[str, tuple[int, int | None]] = {}
-        self._last_tried: dict[str, tuple[int, int]] = {}
+        # The steps of one request only that failed since the last step that worked, each as its
+        # tokens and the size of the failed allocation.
+        self._single_failures: list[tuple[int, int | None]] = []
         self._failed_in_a_row = 0
         self._offenders_at_s: list[float] = []
         self._changed_at_s = 0.0
@@ -103,10 +109,14 @@ class StepBudget:
             self._before.setdefault(name, (self.current_tokens, self.ceiling_tokens))
         if self._failed_in_a_row > MOST_FAILURES:
             return Decision(self.current_tokens, gives_up=True)
-        if len(step.tokens) == 1 and self._is_proven(suspects[0], step):
-            return self._end(suspects[0], now_s)
-        is_repeated = max(self._failures[name] for name in suspects) > 1
-        if is_repeated or step.total_tokens > self._largest_success_tokens:
+        if len(step.tokens) > 1:
+            self._single_failures.clear()
+        else:
+            self._single_failures.append((step.total_tokens, step.tried_bytes))
+            if self._is_proven(step):
+                return self._end(suspects[0], now_s)
+        # The first failure at a size that has worked may be chance: the caches are free now.
+        if self._failed_in_a_row > 1 or step.total_tokens > self._largest_success_tokens:
             self._lower(step, fresh)
         if step.is_alone:
             return Decision(self.current_tokens, alone=suspects[0])
@@ -119,6 +129,7 @@ class StepBudget:
         """Record a step that worked, with the requests that produced a token in it."""
         self._largest_success_tokens = max(self._largest_success_tokens, tokens)
         self._failed_in_a_row = 0
+        self._single_failures.clear()
         self._offenders_at_s.clear()
         for name in produced:
             self.forget(name)
@@ -127,7 +138,10 @@ class StepBudget:
         """Drop what is known of a request that made progress or ended."""
         self._failures.pop(name, None)
         self._before.pop(name, None)
-        self._last_tried.pop(name, None)
+
+    def alone_s(self, name: str) -> float:
+        """Return how long a suspected request may run alone; longer after each failure."""
+        return ALONE_S * 2 ** min(self._failures.get(name, 0), 8)
 
     def names(self) -> list[str]:
         """Return the requests that are suspected."""
@@ -145,25 +159,24 @@ class StepBudget:
         self.current_tokens = max(self.current_tokens, wanted)
         return has_grown
 
-    def _is_proven(self, name: str, step: FailedStep) -> bool:
+    def _is_proven(self, step: FailedStep) -> bool:
         """Return whether the only request of a step is the one that does not fit.
 
-        One failure may be chance. After two, it is proven if its step cannot get smaller, or if a
-        smaller step did not need less.
+        One failure may be chance. After two in a row, it is proven if its step cannot get smaller,
+        or if a smaller step did not need less.
         """
-        last = self._last_tried.get(name)
-        if step.tried_bytes is not None:
-            self._last_tried[name] = (step.total_tokens, step.tried_bytes)
-        if self._failures[name] < 2:
+        if len(self._single_failures) < 2:
             return False
         if not step.can_split or step.total_tokens <= SMALL_TOKENS:
             return True
-        if last is None or step.tried_bytes is None:
+        tokens, tried_bytes = self._single_failures[-2]
+        if tried_bytes is None or step.tried_bytes is None:
             return False
-        return step.total_tokens < last[0] and step.tried_bytes >= last[1]
+        return step.total_tokens < tokens and step.tried_bytes >= tried_bytes
 
     def _end(self, name: str, now_s: float) -> Decision:
         """Return the end of a request; its failures say nothing about other requests' steps."""
+        self._single_failures.clear()
         self.current_tokens, self.ceiling_tokens = self._before[name]
         self.forget(name)
         earlier = [at_s for at_s in self._offenders_at_s if now_s - at_s <= OFFENDERS_WITHIN_S]

@@ -4,8 +4,7 @@ vLLM's engine core ends if a step raises. Here the core drops the failed step in
 releases its caches, the scheduler forgets the step and computes its requests again, in smaller
 steps if needed (`step_budget.py`). A request that fails alone ends with an error for its client.
 
-The module runs in vLLM's processes. It imports only the standard library at its start, acts only
-if our variable is set, and never raises an error of its own into vLLM: if a recovery fails, vLLM
+The module runs in vLLM's processes. It acts only if our variable is set, and never raises an error of its own into vLLM: if a recovery fails, vLLM
 sees the error of the step.
 """
 
@@ -26,17 +25,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-try:
-    from oomguard.engines.vllm.in_process.step_budget import Decision, FailedStep, StepBudget
-except ImportError:  # the copy that `oomguard run` gives to a Python without oomguard
-    from oomguard_vllm_step_budget import (  # type: ignore[import-not-found,no-redef]
-        Decision,
-        FailedStep,
-        StepBudget,
-    )
+from oomguard.engines.vllm.in_process import message_sender
+from oomguard.engines.vllm.in_process.step_budget import Decision, FailedStep, StepBudget
+from oomguard.engines.vllm.plugin import STEP_RECOVERY
 
-# `1` lets engines recover; `oomguard run` and the guard set it.
-VARIABLE: Final = "OOMGUARD_VLLM_STEP_RECOVERY"
+_RELIED_ON: Final = Path(__file__).parents[1] / "step_recovery.toml"
 # vLLM's log handler and oomguard's record of the log both take this logger.
 _LOGGER: Final = "vllm.oomguard"
 # The beginning of every error that ends one request; the front end recognizes it.
@@ -70,6 +63,7 @@ _PARTS: Final = {
     "sample": "sampler",
     "compute_logits": "logits",
     "_model_forward": "forward pass",
+    "sample_tokens": "sampler",
     "execute_model": "forward pass",
 }
 
@@ -79,7 +73,7 @@ _PARTS: Final = {
 
 def is_wanted() -> bool:
     """Return whether oomguard asks the engines of this process to recover."""
-    return os.environ.get(VARIABLE) == "1"
+    return os.environ.get(STEP_RECOVERY) == "1"
 
 
 def install() -> str | None:
@@ -93,6 +87,7 @@ def install() -> str | None:
     import importlib
 
     core = importlib.import_module("vllm.v1.engine.core").EngineCore
+    _wrap(core, "__init__", _making)
     for name in ("step", "step_with_batch_queue"):
         _wrap(core, name, _stepping)
     _wrap(core, "add_request", _adding)
@@ -128,13 +123,7 @@ def relied_on() -> dict[str, Any]:
     """Return the data file of the names in vLLM that the recovery relies on."""
     import tomllib
 
-    for path in (
-        Path(__file__).parents[1] / "step_recovery.toml",
-        Path(__file__).with_name("step_recovery.toml"),
-    ):
-        if path.is_file():
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-    raise FileNotFoundError("step_recovery.toml")
+    return tomllib.loads(_RELIED_ON.read_text(encoding="utf-8"))
 
 
 def _version() -> tuple[int, ...] | None:
@@ -158,6 +147,16 @@ def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
         wrapped = wrapper(original)
         wrapped._oomguard_recovery = True
         setattr(owner, name, wrapped)
+
+
+def _making(original: Any) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # Decide now: the guard's variable is set only while the engine starts.
+        _recovery_of(self)
+
+    return init
 
 
 def _stepping(original: Any) -> Any:
@@ -364,7 +363,6 @@ def describe(error: BaseException) -> dict[str, Any]:
     """Return what is known of a step's failure: is it memory, its size, its limit, its part."""
     text = str(error)
     tried = _TRIED.search(text)
-    limit = _LIMIT.search(text)
     tried_bytes = None
     if tried is not None:
         tried_bytes = int(float(tried["size"]) * _UNITS[tried["unit"]])
@@ -372,9 +370,22 @@ def describe(error: BaseException) -> dict[str, Any]:
         "is_oom": is_out_of_memory(error),
         "text": text.partition("\n")[0][:200],
         "tried_bytes": tried_bytes,
-        "limit": f"{limit['free']} of {limit['total']} free" if limit is not None else None,
+        "limit": _limit(text),
         "part": _part(error),
     }
+
+
+def _limit(text: str) -> str | None:
+    """Return what a device had, as its message says; on a CPU what this process may have."""
+    found = _LIMIT.search(text)
+    if found is not None:
+        return f"{found['free']} of {found['total']} free"
+    import resource
+
+    limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if "CPUAllocator" in text and limit_bytes != resource.RLIM_INFINITY:
+        return f"{_in_words(limit_bytes)} allowed for the whole process"
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -413,6 +424,7 @@ class StepRecovery:
         )
         self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
         self._alone: str | None = None
+        self._alone_since_s = 0.0
         self._was_alone = False
         self._refused: OrderedDict[int, str] = OrderedDict()
         self._to_refuse: dict[str, str] = {}
@@ -471,7 +483,10 @@ class StepRecovery:
             if not self._budget.is_calm:
                 produced = [one.request_id for group in outputs.values() for one in group.outputs]
             self._budget.succeed(scheduler_output.total_num_scheduled_tokens, produced)
-            self._alone = None
+            if self._alone is not None:
+                alone_s = time.monotonic() - self._alone_since_s
+                if self._alone in produced or alone_s > self._budget.alone_s(self._alone):
+                    self._alone = None
         return outputs
 
     def _prepare(self) -> None:
@@ -570,11 +585,14 @@ class StepRecovery:
             self._can_split,
         )
         decision = self._budget.fail(step, time.monotonic())
-        if decision.gives_up or not self._can_end(decision.offender):
+        if not self._can_end(decision.offender):
+            return None
+        if decision.gives_up and (decision.offender is None or not self._works()):
             return None
         rolled_back = self._roll_back(dropped)
         self._in_flight.clear()
         self._alone = decision.alone
+        self._alone_since_s = time.monotonic()
         self._apply_budget()
         if decision.offender is not None:
             request = requests[decision.offender]
@@ -604,6 +622,14 @@ class StepRecovery:
         if name is None:
             return True
         return self._scheduler.requests[name].sampling_params is not None
+
+    def _works(self) -> bool:
+        """Return whether the engine can run one token: then its requests do not fit, not it."""
+        try:
+            self._core.model_executor.execute_dummy_batch()
+        except Exception:  # noqa: BLE001 - whatever it is, vLLM's own end follows
+            return False
+        return True
 
     def _finish_earlier_steps(self) -> dict[int, Any]:
         """Process the outputs of the steps before the failed one, and wait for those behind."""
@@ -716,8 +742,7 @@ class StepRecovery:
         }
         row = {name: value for name, value in row.items() if value is not None}
         _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
-        with contextlib.suppress(Exception):
-            _acknowledge({"pid": os.getpid(), "step_recovery": row})
+        message_sender.send_row({"step_recovery": row})
 
 
 def _forget_tokens_in_flight(request: Any) -> None:
@@ -785,16 +810,6 @@ def _clear_frames(error: BaseException | None) -> None:
 def _without_dump(_scheduler_output: Any) -> Iterator[None]:
     """Replace vLLM's dump of a failed step: most failed steps are recovered."""
     yield
-
-
-def _acknowledge(row: dict[str, Any]) -> None:
-    """Append a row to the file that the supervisor named, as the plugin does."""
-    try:
-        from oomguard.engines.vllm.plugin import acknowledge
-    except ImportError:
-        from oomguard_vllm_plugin import acknowledge  # type: ignore[import-not-found,no-redef]
-
-    acknowledge(row)
 
 
 def _log(level: int, sentence: str, **values: Any) -> None:
