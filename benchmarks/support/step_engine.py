@@ -67,7 +67,9 @@ class Failures:
         if self.rate and self._random.random() < self.rate:
             self._fail(self._random.uniform(1, 500))
 
-    def _check_forward(self, _model: Any, input_ids: Any, positions: Any, *_: Any, **__: Any) -> None:
+    def _check_forward(
+        self, _model: Any, input_ids: Any, positions: Any, *_: Any, **__: Any
+    ) -> None:
         self._check()
         if self.limit_tokens and positions.shape[-1] > self.limit_tokens:
             self._fail(positions.shape[-1] / 10)
@@ -95,10 +97,8 @@ class Failures:
 def prepare(mode: dict[str, Any]) -> dict[str, Any]:
     """Set what the mode needs before vLLM is imported, and return the engine's arguments."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["OOMGUARD_VLLM_STEP_RECOVERY"] = "1"
-    os.environ.setdefault(
-        "OOMGUARD_VLLM_SAID", str(Path(tempfile.mkdtemp(), "said.jsonl"))
-    )
+    os.environ.setdefault("OOMGUARD_VLLM_STEP_RECOVERY", "1")
+    os.environ.setdefault("OOMGUARD_VLLM_SAID", str(Path(tempfile.mkdtemp(), "said.jsonl")))
     if mode.get("runner") == 2:
         # The second runner needs Triton, which has no CPU backend; its interpreter runs the kernels.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
@@ -232,13 +232,115 @@ def main() -> None:
     failures.install()
     from vllm import LLM
 
+    if mode.get("lora"):
+        mode["lora"] = write_adapter(Path("adapter"))
+        arguments |= {"enable_lora": True, "max_lora_rank": 8}
     llm = LLM(**arguments)
     core = llm.llm_engine.engine_core.engine_core
     clients = Clients(llm, mode)
-    ways = {"survive": survive, "leak": leak, "cost": cost}
+    ways = {"survive": survive, "edges": edges, "leak": leak, "cost": cost}
     found = ways[mode.get("way", "survive")](clients, core, failures, mode)
     found["scheduler"] = type(core.scheduler).__name__
     print("RESULT", json.dumps(found))
+
+
+def write_adapter(folder: Path) -> str:
+    """Write a LoRA adapter of random weights for ./tiny; return its path."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(exist_ok=True)
+    random_numbers = torch.Generator().manual_seed(0)
+    weights = {}
+    for layer in range(2):
+        for name, rows in (("q_proj", 128), ("v_proj", 64)):
+            head = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            a = torch.randn(8, 128, generator=random_numbers) / 4
+            b = torch.randn(rows, 8, generator=random_numbers) / 4
+            weights |= {f"{head}.lora_A.weight": a, f"{head}.lora_B.weight": b}
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "base_model_name_or_path": "./tiny",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return str(folder.absolute())
+
+
+def edges(clients: Clients, core: Any, failures: Failures, _mode: dict[str, Any]) -> dict[str, Any]:
+    """Fail while a request is aborted, with a broken recovery, and at one token; tell the ends."""
+    import torch
+
+    engine = clients.engine
+    jobs = [clients.request(number) for number in range(6)]
+    calm = [told(output) for output in clients.run(jobs)]
+    core.scheduler.reset_prefix_cache()
+    recovery = core._oomguard_recovery
+
+    # A request is aborted between the failure of its step and the next one.
+    names = [engine.add_request(f"e{n}", *job) or f"e{n}" for n, job in enumerate(jobs)]
+    engine.step()
+    failures.rate = 1.0
+    engine.step()
+    engine.abort_request([names[0]], internal=True)
+    failures.rate = 0.0
+    found = {}
+    while engine.has_unfinished_requests():
+        found |= {one.request_id: told(one) for one in engine.step() if one.finished}
+    after_abort = sum(row in calm[1:] for row in found.values())
+    idle = engine.step()  # no request runs
+
+    # Whatever a recovery raises, vLLM sees the error of the step.
+    recovery._roll_back = lambda _dropped: 1 / 0
+    failures.rate = 1.0
+    broken = ""
+    try:
+        clients.run(jobs[:1])
+    except torch.OutOfMemoryError:
+        broken = "OutOfMemoryError"
+    except Exception as error:  # noqa: BLE001 - which one is the result
+        broken = type(error).__name__
+    del recovery._roll_back
+    recovery._in_flight.clear()
+    core.scheduler.finish_requests(None, _aborted())
+    return {
+        "after_abort": after_abort,
+        "finished": len(found),
+        "idle": len(idle),
+        "broken": broken,
+        "at_one_token": at_one_token(clients, core, failures),
+    }
+
+
+def at_one_token(clients: Clients, core: Any, failures: Failures) -> dict[str, Any]:
+    """Let every step fail; return how the engine ended, and after how many failures."""
+    core._oomguard_recovery._alone = None
+    failures.rate = 1.0
+    failures.count = 0
+    for number in range(8):
+        clients.engine.add_request(f"last{number}", *clients.request(100 + number))
+    began_s = time.perf_counter()
+    try:
+        while clients.engine.has_unfinished_requests():
+            clients.engine.step()
+        ended = "went on"
+    except Exception as error:  # noqa: BLE001 - which one is the result
+        ended = type(error).__name__
+    return {
+        "ended": ended,
+        "failures": failures.count,
+        "seconds": round(time.perf_counter() - began_s, 2),
+    }
+
+
+def _aborted() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED
 
 
 def rows() -> list[dict[str, Any]]:
@@ -250,7 +352,9 @@ def rows() -> list[dict[str, Any]]:
     return [line["step_recovery"] for line in lines if "step_recovery" in line]
 
 
-def survive(clients: Clients, core: Any, failures: Failures, mode: dict[str, Any]) -> dict[str, Any]:
+def survive(
+    clients: Clients, core: Any, failures: Failures, mode: dict[str, Any]
+) -> dict[str, Any]:
     """Run batches until enough steps failed; compare each output with an undisturbed run."""
     count = mode.get("requests", 40)
     jobs = [clients.request(number) for number in range(count)]

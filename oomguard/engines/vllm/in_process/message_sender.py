@@ -10,6 +10,7 @@ which would drop a handler of ours.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -87,10 +88,8 @@ def start_sending(path: str | None = None) -> None:
 
 def send_row(row: dict[str, Any]) -> None:
     """Send a message of another module, if this process sends; never raises."""
-    try:
+    with contextlib.suppress(Exception):
         _sender.say(row)
-    except Exception:  # noqa: BLE001, S110 - as in start_sending
-        pass
 
 
 def stop_sending() -> None:

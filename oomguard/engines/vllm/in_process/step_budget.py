@@ -1,4 +1,4 @@
-"""Decide what follows an out-of-memory in a step: repeat, smaller steps, one request alone, its end.
+"""Decide what follows an out-of-memory in a step: smaller steps, one request alone, or its end.
 
 Pure logic without vLLM. A step is its scheduled tokens by request. A request is *fresh* until it
 has produced a token: the requests that ran before are unlikely to be the ones that do not fit.
@@ -141,7 +141,8 @@ class StepBudget:
 
     def alone_s(self, name: str) -> float:
         """Return how long a suspected request may run alone; longer after each failure."""
-        return ALONE_S * 2 ** min(self._failures.get(name, 0), 8)
+        failures = min(self._failures.get(name, 0), 8)
+        return ALONE_S * float(2**failures)
 
     def names(self) -> list[str]:
         """Return the requests that are suspected."""
@@ -189,6 +190,7 @@ class StepBudget:
         total = step.total_tokens
         wanted = total // 2
         if fresh and step.can_split:
+            # A budget of half would leave nothing for a prompt beside many streams.
             others = len(step.tokens) - len(fresh)
             wanted = max(wanted, others + sum(step.tokens[name] for name in fresh) // 2)
         wanted = max(1, min(wanted, total - 1))

@@ -4,8 +4,8 @@ vLLM's engine core ends if a step raises. Here the core drops the failed step in
 releases its caches, the scheduler forgets the step and computes its requests again, in smaller
 steps if needed (`step_budget.py`). A request that fails alone ends with an error for its client.
 
-The module runs in vLLM's processes. It acts only if our variable is set, and never raises an error of its own into vLLM: if a recovery fails, vLLM
-sees the error of the step.
+The module runs in vLLM's processes. It acts only if our variable is set, and it never raises an
+error of its own into vLLM: if a recovery fails, vLLM sees the error of the step.
 """
 
 from __future__ import annotations
@@ -103,10 +103,13 @@ def _why_unknown() -> str | None:
 
     known = relied_on()
     version = _version()
-    if version is None or not _at_least(version, known["first"]):
-        return f"vLLM {version or 'of an unknown version'} is older than {known['first']}"
+    if version is None:
+        return "the version of vLLM is unknown"
+    shown = ".".join(map(str, version))
+    if version[:2] < _numbers(known["first"]):
+        return f"vLLM {shown} is older than {known['first']}"
     if version[:2] > _numbers(known["newest"]):
-        return f"vLLM {'.'.join(map(str, version))} is newer than {known['newest']}"
+        return f"vLLM {shown} is newer than {known['newest']}"
     for row in known["hooks"]:
         owner = getattr(importlib.import_module(row["module"]), row["owner"], None)
         for name, parameters in row["functions"].items():
@@ -127,7 +130,8 @@ def relied_on() -> dict[str, Any]:
 
 
 def _version() -> tuple[int, ...] | None:
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", str(getattr(sys.modules.get("vllm"), "__version__", "")))
+    text = str(getattr(sys.modules.get("vllm"), "__version__", ""))
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     if found is None:
         return None
     return tuple(map(int, found.groups()))
@@ -135,10 +139,6 @@ def _version() -> tuple[int, ...] | None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
-
-
-def _at_least(version: tuple[int, ...], first: str) -> bool:
-    return version >= _numbers(first)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
@@ -269,7 +269,9 @@ def why_not(core: Any) -> str | None:
     for row in relied_on()["uses"]:
         if row["owner"] not in {"Scheduler", "EngineCore"}:
             continue
-        holder = core.scheduler if row["owner"] == "Scheduler" else core
+        holder = core
+        if row["owner"] == "Scheduler":
+            holder = core.scheduler
         missing = [name for name in row["names"] if not hasattr(holder, name)]
         if missing:
             return f"this {row['owner']} has no {missing[0]}"
@@ -419,9 +421,7 @@ class StepRecovery:
         self._scheduler = core.scheduler
         self._budget = StepBudget(core.scheduler.max_num_scheduled_tokens)
         config = core.vllm_config.scheduler_config
-        self._can_split = bool(
-            getattr(config, "enable_chunked_prefill", getattr(config, "chunked_prefill_enabled", True))
-        )
+        self._can_split = getattr(config, "enable_chunked_prefill", True)
         self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
         self._alone: str | None = None
         self._alone_since_s = 0.0
@@ -499,9 +499,7 @@ class StepRecovery:
         if self._alone is not None and self._alone not in scheduler.requests:
             self._alone = None
         if budget.grow(time.monotonic()):
-            _log(
-                logging.INFO, "steps may be larger again", most_tokens=budget.current_tokens
-            )
+            _log(logging.INFO, "steps may be larger again", most_tokens=budget.current_tokens)
         self._apply_budget()
 
     def _apply_budget(self) -> None:
@@ -561,7 +559,9 @@ class StepRecovery:
         is_remote = "Worker failed with error" in str(error)
         if not (is_remote or is_out_of_memory(error)) or not self._in_flight:
             return None
-        here = None if is_remote else describe(error)
+        here = None
+        if not is_remote:
+            here = describe(error)
         outputs = self._finish_earlier_steps()
         dropped = list(self._in_flight)
         if not dropped or not self._can_drop(dropped):
@@ -784,8 +784,12 @@ def _error_text(request: Any, step: FailedStep, failure: dict[str, Any]) -> str:
     size = ""
     if failure["tried_bytes"] is not None:
         size = f" It tried to allocate {_in_words(failure['tried_bytes'])}"
-        size += f", with {failure['limit']}." if failure["limit"] else "."
-    part = f" in the {failure['part']}" if failure["part"] else ""
+        if failure["limit"]:
+            size += f", with {failure['limit']}"
+        size += "."
+    part = ""
+    if failure["part"]:
+        part = f" in the {failure['part']}"
     return (
         f"{ERROR_PREFIX}this request does not fit into the device's memory. "
         f"Its step of {step.total_tokens} tokens ran out of memory{part} with no other request "
@@ -814,8 +818,10 @@ def _without_dump(_scheduler_output: Any) -> Iterator[None]:
 
 def _log(level: int, sentence: str, **values: Any) -> None:
     """Log one line as `oomguard` does: a sentence, then its values."""
-    told = " ".join(
-        f"{name}={json.dumps(value) if isinstance(value, str) and ' ' in value else value}"
-        for name, value in values.items()
-    )
-    logging.getLogger(_LOGGER).log(level, "oomguard: %s %s", sentence, told)
+    words = [f"oomguard: {sentence}"]
+    for name, value in values.items():
+        if " " in str(value):
+            words.append(f"{name}={json.dumps(str(value))}")
+        else:
+            words.append(f"{name}={value}")
+    logging.getLogger(_LOGGER).log(level, "%s", " ".join(words))
