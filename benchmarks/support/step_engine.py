@@ -143,6 +143,7 @@ class Clients:
         self.llm = llm
         self.engine = llm.llm_engine
         self.mode = mode
+        self.tokens = mode.get("tokens", 16)
         self._number = 0
         self.gaps_s: list[float] = []
 
@@ -152,7 +153,7 @@ class Clients:
         from vllm.sampling_params import StructuredOutputsParams
 
         chance = random.Random(number)
-        length = chance.choice([20, 60, 200, 500])
+        length = chance.choice(self.mode.get("lengths", [20, 60, 200, 500]))
         prompt = [chance.randrange(5, 490) for _ in range(length)]
         more: dict[str, Any] = {}
         if number % 5 == 1:
@@ -163,7 +164,7 @@ class Clients:
             more["structured_outputs"] = StructuredOutputsParams(**GRAMMAR)
         if number % 4 == 0 and self.mode.get("seeded"):
             more |= {"temperature": 1.0, "seed": number}
-        params = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
+        params = {"temperature": 0.0, "max_tokens": self.tokens, "ignore_eos": True}
         return {"prompt_token_ids": prompt}, SamplingParams(**{**params, **more})
 
     def offender(self, number: int) -> tuple[dict[str, Any], Any]:

@@ -15,18 +15,17 @@ from support.vllm_script import result_of
 
 ROOT = Path(__file__).parents[2]
 ENGINE = str(ROOT / "benchmarks" / "support" / "step_engine.py")
-REQUESTS = 16
 # Each covers what the others leave out; benchmarks/step_recovery.py has all of the matrix.
 MODES = (
     {"async": 1, "structured": 1},
     {"lora": 1, "arguments": {"enable_prefix_caching": False}},
-    {"runner": 2, "arguments": {"enable_chunked_prefill": False}},
+    {"runner": 2, "tokens": 6, "lengths": [20, 60], "rate": 0.05},
 )
 
 
 @pytest.mark.parametrize("mode", MODES, ids=("asynchronous", "lora", "second-runner"))
 def test_the_others_finish_with_the_same_tokens(folder, vllm_env, mode):
-    asked = {**mode, "failures": 6, "requests": REQUESTS}
+    asked = {"failures": 6, "requests": 10, **mode}
     found: dict[str, Any] = result_of(folder, vllm_env, ENGINE, json.dumps(asked))
     assert found["recoveries"] >= 5
     assert found["finished"] == found["equal"] == found["requests"]
