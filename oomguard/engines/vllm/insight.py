@@ -28,6 +28,7 @@ from oomguard.engines.vllm.plugin_messages import (
     reported_arguments,
     reported_engines,
     reported_limits,
+    survived_steps_of,
 )
 from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
@@ -115,6 +116,14 @@ def said(launch: Launch) -> tuple[Line, ...]:
     if noted is None:
         return ()
     return logged_lines(Path(noted))
+
+
+def survived_steps(launch: Launch) -> dict[str, float]:
+    """Return how often the launch's engines survived a step without room; empty if never."""
+    noted = launch.env.get(plugin.LOG_FILE)
+    if noted is None:
+        return {}
+    return survived_steps_of(Path(noted))
 
 
 def limits(launch: Launch) -> dict[str, int]:
