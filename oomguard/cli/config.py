@@ -228,6 +228,7 @@ OPTIONS: Final = (
     "idempotent",
     "report",
     "metrics",
+    "step_recovery",
     "snapshot",
     "journal",
     "reuse",
@@ -293,6 +294,7 @@ _SWITCHES: Final = frozenset(
         "no_mask",
         "reuse",
         "slurm_comment",
+        "step_recovery",
     }
 )
 # Options with text that may be only a number.
