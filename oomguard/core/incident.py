@@ -386,7 +386,7 @@ class Attempt(Record):
             outcome = f"failed with exit status {self.exit_status}"
         settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
         texts = [f"attempt {self.number}", settings, outcome, f"{self.seconds:.1f} s"]
-        return ", ".join(filter(None, texts))
+        return shown(", ".join(filter(None, texts)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

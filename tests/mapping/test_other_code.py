@@ -134,7 +134,7 @@ def test_results_of_two_codes_are_told_to_both(store, caplog):
     oomguard.map(extract(factor=3), [3], store=store, identity=SAID)
     caplog.clear()
     results(extract(), store)
-    assert "differs FACTOR 3 -> 2" in caplog.text
+    assert 'differs="FACTOR 3 -> 2' in caplog.text
 
 
 def test_another_docstring_and_other_lines_are_not_told(store, caplog):
