@@ -32,7 +32,7 @@ def history(journal: Path, *options: str) -> list[dict]:
 
 
 def hang(served) -> None:
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     served.order("stuck")
     served.request()
     served.wait_for("the server hangs")

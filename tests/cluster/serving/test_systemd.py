@@ -77,7 +77,7 @@ def test_the_server_itself_inherits_none_of_it(serve, manager):
     served = serve(
         env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
     )
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     (pid,) = [
         int(p.name)
         for p in Path("/proc").iterdir()
