@@ -193,10 +193,17 @@ class Restrictions:
         self.left_out.append((name, why))
 
 
+_RENAMED: Final = {
+    "max_relaunches": "write max_attempts, which also counts the first attempt",
+}
+
+
 def suggest_option(name: str, options: Collection[str]) -> str:
     """Suggest the option nearest to an unknown name, or list all options."""
     import difflib
 
+    if name in _RENAMED:
+        return _RENAMED[name]
     near = difflib.get_close_matches(name[:_MAX_CHARS], options, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
@@ -374,12 +381,12 @@ def source_of(option: str, words: Sequence[str]) -> str | None:
         words: the words of the command line.
     """
     name = option.replace("-", "_")
-    flag = f"--{name.replace('_', '-')}"
     variable = f"OOMGUARD_{name.upper()}"
     for word in words:
         if word == "--":
             break
-        if word.partition("=")[0] == flag:
+        is_flag = word.startswith("--")
+        if is_flag and word[2:].partition("=")[0].replace("-", "_") == name:
             return None
     if os.environ.get(variable):
         return variable
