@@ -235,6 +235,7 @@ OPTIONS: Final = (
     "idempotent",
     "report",
     "metrics",
+    "step_recovery",
     "snapshot",
     "journal",
     "reuse",
@@ -300,6 +301,7 @@ _SWITCHES: Final = frozenset(
         "no_mask",
         "reuse",
         "slurm_comment",
+        "step_recovery",
     }
 )
 # Options with text that may be only a number.
@@ -381,12 +383,12 @@ def source_of(option: str, words: Sequence[str]) -> str | None:
         words: the words of the command line.
     """
     name = option.replace("-", "_")
+    flag_name = name.replace("_", "-")
     variable = f"OOMGUARD_{name.upper()}"
     for word in words:
         if word == "--":
             break
-        is_flag = word.startswith("--")
-        if is_flag and word[2:].partition("=")[0].replace("-", "_") == name:
+        if word.startswith("--") and word[2:].partition("=")[0] == flag_name:
             return None
     if os.environ.get(variable):
         return variable

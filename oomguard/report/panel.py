@@ -127,11 +127,11 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
         if section:
             lines += [blank, *section]
     spare = MOST_LINES - len(lines) - len(bar) - len(foot)
-    for section in (bar, foot):  # blank lines only if they leave the panel short
-        if section and spare > 0:
+    for part in (bar, foot):  # blank lines only if they leave the panel short
+        if part and spare > 0:
             lines.append(blank)
             spare -= 1
-        lines += section
+        lines += part
     return lines
 
 
