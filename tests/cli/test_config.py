@@ -236,7 +236,7 @@ def test_a_wrong_value_is_reported_with_its_file_and_its_key(project):
         ("max_attempts = -3", "max_attempts", "-3 is not a whole number"),
         ("allow = 'everything'", "allow", "'everything' is not one of"),
         ("pin = ['no_such']", "pin", "unknown setting: no_such"),
-        ("min = { max_model_len = 'x' }", "min", "must be a whole number"),
+        ("min = { max_model_len = 'x' }", "min", "max_model_len must be"),
         ("report = 'r.txt'", "report", "unknown format"),
         ("rules = '/no/such'", "rules", "is not a folder"),
         ("rank = 5\nworld_size = 2", "rank", "too high"),
