@@ -120,6 +120,7 @@ fuzz-atheris: .venv/ready-dev  ## the same checks guided by coverage; FUZZ_CORPU
 
 docs: .venv/ready-docs         ## the site in site/, with llms.txt and each page's Markdown; a link or an anchor that leads nowhere fails
 	$(BIN)/python scripts/docs_site.py reference
+	$(BIN)/python scripts/error_messages_page.py
 	$(BIN)/zensical build --strict --clean
 	$(BIN)/python scripts/docs_site.py markdown
 

@@ -102,9 +102,9 @@ def main() -> int:
             for rank, (where, status) in enumerate(ended):
                 console.print(f"  rank {rank} on node {where}: exit status {status}", markup=False)
             console.rule("3. What failed, over all logs, read by the cluster's workers")
-            console.print("$ oomguard diagnose --engine ray --summary logs", style="bold")
+            console.print("$ oomguard diagnose --on ray --summary logs", style="bold")
             env = os.environ | {"RAY_ADDRESS": cluster.address}
-            words = [*OOMGUARD, "diagnose", "--engine", "ray", "--summary", "logs"]
+            words = [*OOMGUARD, "diagnose", "--on", "ray", "--summary", "logs"]
             summary = subprocess.run(words, cwd=folder, env=env, check=False).returncode
         finally:
             cluster.shutdown()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import Fact, FactValue, number_of
 from oomguard.core.kinds import NOT_OOM_KINDS, headline
-from oomguard.core.records import Record, shown
+from oomguard.core.records import Record, ShownRecord, shown
 
 if TYPE_CHECKING:
     from oomguard.core.snapshot_records import Snapshot
@@ -197,6 +197,13 @@ class Patch(Record):
     def applicable(self) -> bool:
         """Whether oomguard may apply this patch automatically."""
         return self.new is not None and self.blocked_by is None
+
+    @property
+    def change(self) -> str:
+        """The change as ``40960 -> 26624``, with byte counts as the engine gets them."""
+        if self.old is None:
+            return str(self.new)
+        return f"{self.old} -> {self.new}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -401,7 +408,7 @@ EMPTY: Final = "empty"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Diagnosis(Record):
+class Diagnosis(ShownRecord):
     """Hold everything that oomguard found in one input, in the order of time.
 
     Attributes:

@@ -593,7 +593,7 @@ def guard(
             hint="Give a number of seconds above 0, or None.",
         )
     path = snapshot_path(snapshot)
-    policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
+    policy = make_policy(allow, pin, floors, max_attempts=max_attempts)
     made = Guard(
         policy,
         batch=batch,

@@ -158,7 +158,7 @@ def test_what_is_printed_to_both_streams_keeps_its_order_where_they_are_one():
 
 
 def test_disabled_comes_before_every_option(tmp_path):
-    env = {**os.environ, "OOMGUARD_DISABLE": "1", "OOMGUARD_MAX_RELAUNCHES": "abc"}
+    env = {**os.environ, "OOMGUARD_DISABLE": "1", "OOMGUARD_MAX_ATTEMPTS": "abc"}
     assert run("sh", "-c", "exit 5", env=env).returncode == 5
     assert run("no-such-command", env=env).returncode == 127
 

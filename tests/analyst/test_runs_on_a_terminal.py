@@ -46,8 +46,8 @@ def test_a_failure_is_diagnosed_as_through_a_pipe(tmp_path):
         return [
             *RUN,
             "-q",
-            "--max-relaunches",
-            "0",
+            "--max-attempts",
+            "1",
             "--report",
             str(tmp_path / name),
             "--",

@@ -187,7 +187,7 @@ def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_a
             assert message.startswith("Engine core initialization failed. See root cause above.")
             (note,) = notes
             assert note.startswith(
-                "oomguard: One request needs about 0.02 GiB of KV cache, 0.95 MiB is there"
+                "oomguard: One request of 32,768 tokens needs about 20 MiB of KV cache, but 0.95 MiB is available"
             )
             assert "max_model_len_too_large" in note
             assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note

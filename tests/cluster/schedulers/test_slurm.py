@@ -96,8 +96,8 @@ def test_the_job_goes_back_only_where_slurm_took_it(tmp_path, scontrol, is_taken
     ran = run(
         "--slurm-requeue",
         "1",
-        "--max-relaunches",
-        "0",
+        "--max-attempts",
+        "1",
         command=(sys.executable, str(ENGINE)),
         env=scontrol,
     )

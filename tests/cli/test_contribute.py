@@ -1,4 +1,4 @@
-"""``oomguard report``: what a start measured, without a word of whose it was."""
+"""``oomguard contribute``: what a start measured, without a word of whose it was."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(tmp_path):
 
 
 def report(*words):
-    return oomguard_text("report", *words)
+    return oomguard_text("contribute", *words)
 
 
 def test_a_record_has_the_numbers_and_the_engines_words_and_no_name(model):

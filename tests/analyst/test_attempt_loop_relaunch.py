@@ -102,7 +102,7 @@ def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
 
 def test_no_relaunch_when_none_is_allowed(tmp_path):
     count = tmp_path / "count.log"
-    assert run("--max-relaunches", "0", engine=("--count", str(count))).returncode == 1
+    assert run("--max-attempts", "1", engine=("--count", str(count))).returncode == 1
     assert len(count.read_text().split()) == 1
 
 
@@ -110,8 +110,8 @@ def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
     """The engine's estimate is wrong here: it fails again at what it asked for."""
     count = tmp_path / "count.log"
     ran = run(
-        "--max-relaunches",
-        "9",
+        "--max-attempts",
+        "10",
         engine=("--count", str(count), "--fits", "100", "--estimate", "1792"),
     )
     tried = count.read_text().split()

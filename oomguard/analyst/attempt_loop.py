@@ -44,7 +44,6 @@ from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.start_attempt import StartedEngine, changes_with
 from oomguard.probe.host import Cgroup, read_cgroup
 from oomguard.remedy.policy import Policy, is_out_of_question, with_needed
-from oomguard.report.wording import arrow
 from oomguard.retry.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -453,7 +452,7 @@ class AttemptLoop:
         elif not wanted:
             log.info("Not retried: oomguard has no permitted change left")
         elif self.dry_run:
-            would_change = ", ".join(f"{p.setting} {arrow(p)}" for p in wanted)
+            would_change = ", ".join(f"{p.setting} {p.change}" for p in wanted)
             log.info("Dry run: the command does not run again", would_change=would_change)
             self._side_effects.permits_another(incident, commands[wanted[0].setting], dry_run=True)
         elif self._lacks_input():
@@ -520,7 +519,7 @@ class AttemptLoop:
         if ledger.attempts:
             log.info(
                 "Running the command again",
-                **{patch.setting: arrow(patch) for patch in ledger.patches},
+                **{patch.setting: patch.change for patch in ledger.patches},
             )
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning(

@@ -1,4 +1,4 @@
-"""Run ``oomguard report``: turn a measured start into a record that may be contributed."""
+"""Run ``oomguard contribute``: turn a measured start into a record that may be contributed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ from pathlib import Path
 
 import click
 
+from oomguard.cli.command import Command
 from oomguard.cli.options import option
 from oomguard.core.errors import UsageError
 
 
-@click.command("report")
+@click.command(
+    "contribute",
+    cls=Command,
+    common=("model", "output"),
+    example="oomguard contribute start.log --output starts.jsonl",
+)
 @click.argument("log", metavar="LOG")
 @option(
     "--model",
     metavar="MODEL",
-    help="Model folder or config.json. [default: the model that the log names]",
+    help="Model folder or config.json of the start.",
+    show_default="the model that the log names",
+    example="./model",
 )
 @option(
-    "--output", "-o", metavar="FILE", help="Append the record to FILE. [default: standard output]"
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="Append the record to FILE.",
+    show_default="standard output",
+    example="starts.jsonl",
 )
 def command(log: str, model: str | None, output: str | None) -> int:
     """Write the figures of a vLLM start as one line of JSON, without names, paths and hosts.
@@ -27,8 +40,8 @@ def command(log: str, model: str | None, output: str | None) -> int:
     the model's numbers, vLLM's flags and the printed figures. The constants of plans are fitted to
     such records. oomguard sends nothing: read the record, and contribute it if you like.
 
-    Exit status: 0 after success, 2 after bad usage, or if the log has no figures or names another
-    model.
+    Exit status: 0 after success, 2 after a usage error, or if the log has no figures or names
+    another model.
     """
     from oomguard.planning.contribution import contribution
     from oomguard.report.json import json_line
