@@ -139,3 +139,11 @@ def test_help_opens_with_an_example():
 
     assert text.index("oomguard.diagnose(path=") < text.index("PACKAGE CONTENTS")
     assert oomguard.__doc__.index("import oomguard\n") < 400
+
+
+def test_a_guard_shows_what_happened_and_nothing_of_how_it_works():
+    with oomguard.guard() as g:
+        public = [name for name in dir(g) if not name.startswith("_")]
+
+    assert public == ["attempts", "diagnosis", "partial", "snapshot"]
+    assert (g.attempts, g.diagnosis, g.partial, g.snapshot) == ((), None, None, None)

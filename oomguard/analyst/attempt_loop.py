@@ -328,6 +328,10 @@ class AttemptLoop:
             measured = output.comparable(ledger.patches)
         else:
             measured = {}
+        survived = self._insight.survived_steps(self.launch)
+        if survived:
+            measured = {**measured, **survived}
+            log.info("The engine survived steps that ran out of memory", **survived)
         if self._refused:
             failed = None
         else:

@@ -228,6 +228,7 @@ OPTIONS: Final = (
     "idempotent",
     "report",
     "metrics",
+    "step_recovery",
     "snapshot",
     "journal",
     "reuse",
@@ -293,6 +294,7 @@ _SWITCHES: Final = frozenset(
         "no_mask",
         "reuse",
         "slurm_comment",
+        "step_recovery",
     }
 )
 # Options with text that may be only a number.
@@ -374,12 +376,12 @@ def source_of(option: str, words: Sequence[str]) -> str | None:
         words: the words of the command line.
     """
     name = option.replace("-", "_")
-    flag = f"--{name.replace('_', '-')}"
+    flag_name = name.replace("_", "-")
     variable = f"OOMGUARD_{name.upper()}"
     for word in words:
         if word == "--":
             break
-        if word.partition("=")[0] == flag:
+        if word.startswith("--") and word[2:].partition("=")[0] == flag_name:
             return None
     if os.environ.get(variable):
         return variable

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from oomguard.cli.command import Command
 from oomguard.cli.options import color_option, console, read_rules, rules_option
 from oomguard.core.errors import UsageError
 from oomguard.core.text import strip_escapes
@@ -22,15 +23,14 @@ _MOST_QUOTED_CHARS: Final = 60
 _MOST_NEAR: Final = 3
 
 
-@click.command("explain")
+@click.command("explain", cls=Command, example='oomguard explain "No available memory"')
 @click.argument("words", nargs=-1, metavar='CODE|KIND|"ERROR TEXT"', required=True)
 @rules_option
 @color_option
 def command(words: tuple[str, ...], rules: tuple[str, ...], color: str) -> int:
     """Explain a rule's code, a kind or cause, or an error message in quotes.
 
-    For example: oomguard explain OG201, or oomguard explain "No available memory for the cache
-    blocks". The numbers of a message may differ, and a part of it is enough.
+    A part of the message is enough, and its numbers may differ.
 
     Exit status: 0 if oomguard knows it, 2 otherwise.
     """

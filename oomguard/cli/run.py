@@ -141,7 +141,7 @@ def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    from oomguard.core.log import event_line
+    from oomguard.supervisor.messages import event_line
 
     return event_line(event, fields)
 
@@ -308,6 +308,13 @@ JOURNAL_BUSY_S: Final = 1.0
     group=RERUN,
 )
 @option(
+    "--step-recovery/--no-step-recovery",
+    default=True,
+    show_default="--step-recovery",
+    help="Let a vLLM engine survive a step that runs out of memory; only the request fails.",
+    group=CHANGES,
+)
+@option(
     "--input",
     "input_file",
     type=click.Path(exists=True, dir_okay=False),
@@ -394,6 +401,7 @@ def command(
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    step_recovery: bool,
     snapshot: str | None,
     journal: Location | None,
     reuse: bool,
@@ -459,6 +467,10 @@ def command(
     policy = read_policy(allow, pinned, floors, **limits)
     _check(rules, report)
 
+    if not step_recovery:
+        from oomguard.engines.vllm.plugin import STEP_RECOVERY
+
+        os.environ[STEP_RECOVERY] = "0"
     if snapshot is None:
         snapshot_request = None
     else:

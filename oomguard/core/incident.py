@@ -386,7 +386,7 @@ class Attempt(Record):
             outcome = f"failed with exit status {self.exit_status}"
         settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
         texts = [f"attempt {self.number}", settings, outcome, f"{self.seconds:.1f} s"]
-        return ", ".join(filter(None, texts))
+        return shown(", ".join(filter(None, texts)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -414,6 +414,7 @@ class Diagnosis(ShownRecord):
     Attributes:
         source: the path as given.
         snapshot: the content of a memory snapshot; None for a log.
+        command: the command that started the engine, if the log shows it; "" otherwise.
 
         >>> oomguard.diagnose(path="error.log").verdict
         'oom'
@@ -424,6 +425,7 @@ class Diagnosis(ShownRecord):
     notes: tuple[str, ...] = ()
     starts: tuple[EngineStart, ...] = ()
     snapshot: Snapshot | None = None
+    command: str = ""
 
     def _repr_html_(self) -> str:
         """Return the diagnosis as HTML for a notebook cell.

@@ -8,15 +8,14 @@ default). The command line installs its own writer.
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-# A first word that is no name, such as "vLLM" or "max_model_len".
-_PLAIN_WORD: Final = re.compile(r"(?!oomguard\b)[a-z][a-z]*(?=[\s,;:.]|$)")
+from oomguard.supervisor.messages import event_line
+
 # A warning that is repeated at once, word for word, is written once.
 _REPEATED_S: Final = 60.0
 Write = Callable[[int, str, dict[str, Any]], None]
@@ -126,29 +125,3 @@ def _logger() -> Any:
         lambda level, event, fields: logger.log(level, "%s", event_line(event, fields)),
         logger.getEffectiveLevel(),
     )
-
-
-_NEEDS_QUOTES: Final = re.compile(r"[\s\"=]")
-
-
-def event_line(event: str, fields: Mapping[str, Any]) -> str:
-    """Return an event as one line: the program, a sentence, then ``key=value`` for each field.
-
-    A value with spaces is quoted. Fields without a value are left out.
-
-        >>> event_line("retrying", {"rows": "64 -> 36", "attempt": 2})
-        'oomguard: Retrying rows="64 -> 36" attempt=2'
-    """
-    sentence = event.removesuffix(".")
-    if _PLAIN_WORD.match(sentence):
-        sentence = sentence[0].upper() + sentence[1:]
-    words = [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
-    return " ".join([f"oomguard: {sentence}", *words]).replace("\n", "\\n")
-
-
-def _value(value: Any) -> str:
-    text = str(value)
-    if text and not _NEEDS_QUOTES.search(text):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -156,7 +156,7 @@ def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: boo
     if form == "count":
         return f"{value:,.0f}"
     if form == "percent":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}%"
     if form == "signal":
         return _SIGNALS.get(int(value), f"signal {value:.0f}")
     if isinstance(value, float):

@@ -15,6 +15,7 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import Fact, FactValue, number_of, parse_size
 from oomguard.core.incident import EMPTY, Cause, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.core.settings import parse_value, setting
+from oomguard.diagnosis.shown_command import ShownCommand
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
@@ -316,7 +317,9 @@ def diagnose_lines(
             none.
     """
     rules = rules or default_rules()
-    found = scan(lines, rules, source, given=settings, unrecognized=True)
+    command = ShownCommand()
+    found = scan(command.watch(lines), rules, source, given=settings, unrecognized=True)
+    found = replace(found, command=command.text)
     return assess_all(with_labels(found), rules, policy or Policy(), given=given, model=model)
 
 

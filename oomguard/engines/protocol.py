@@ -123,6 +123,9 @@ class Insight(Protocol):
         The program may redirect its output, so its own log may not have them.
         """
 
+    def survived_steps(self, launch: Launch) -> Mapping[str, float]:
+        """Return how often the launch's engines survived a step without room; empty if never."""
+
     def limits(self, launch: Launch) -> Mapping[str, int]:
         """Return the memory limits of the launch's processes by fact, if any were reported."""
 

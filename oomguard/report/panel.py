@@ -16,6 +16,7 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import MIB, Fact, parse_size
 from oomguard.core.incident import Action, Cause, Evidence, Incident
 from oomguard.core.kinds import facts_of_headline
+from oomguard.diagnosis.shown_command import changed_command
 from oomguard.report.bar import GRAY, GREEN, RED, BudgetBar, contradiction
 from oomguard.report.wording import (
     ShownIncident,
@@ -74,6 +75,7 @@ class PanelOptions:
         source: the input's name; "" for a text.
         full: whether to shorten nothing and leave out nothing, as with ``--verbose``.
         commands: the whole changed command by setting; empty if no command is known.
+        command: the command that started the engine, if the log shows it; "" otherwise.
         is_run: whether oomguard ran the command itself, so that its permissions matter.
         colored: whether the console has at least 256 colors.
         ascii_only: whether the console has ASCII alone.
@@ -83,6 +85,7 @@ class PanelOptions:
     source: str = ""
     full: bool = False
     commands: Commands | None = None
+    command: str = ""
     is_run: bool = False
     colored: bool = False
     ascii_only: bool = False
@@ -123,7 +126,13 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
     for section in (why, others, evidence):
         if section:
             lines += [blank, *section]
-    return [*lines, *bar, *foot]
+    spare = MOST_LINES - len(lines) - len(bar) - len(foot)
+    for part in (bar, foot):  # blank lines only if they leave the panel short
+        if part and spare > 0:
+            lines.append(blank)
+            spare -= 1
+        lines += part
+    return lines
 
 
 def _hung(text: str, options: PanelOptions, *, first: str = "", rest: str = _MARGIN) -> list[Text]:
@@ -193,6 +202,16 @@ def _pasted(action: Action, incident: Incident, options: PanelOptions) -> str | 
     if whole is not None:
         return whole
     patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
+    if options.command and action.new is not None and (action.command or "").startswith("--"):
+        settings = {action.id: action.new}
+        for other in incident.plan:
+            if patch is not None and patch.group is not None and other.group == patch.group:
+                settings |= {} if other.new is None else {other.setting: other.new}
+        changed = changed_command(
+            options.command, settings, incident.framework, incident.framework_version
+        )
+        if changed is not None:
+            return changed
     if patch is None or patch.as_flag is None or patch.as_flag != action.command:
         return action.command
     group = [

@@ -44,6 +44,7 @@ def print_diagnosis(
     """
     shown = drawn(diagnosis)
     with homes_kept():
+        command = mask(plain(diagnosis.command))
         pasted = {setting: mask(plain(command)) for setting, command in (commands or {}).items()}
     is_unicode = (console.encoding or "").lower().startswith("utf")
     options = PanelOptions(
@@ -51,6 +52,7 @@ def print_diagnosis(
         shown.source,
         full,
         pasted,
+        command,
         is_run=commands is not None,
         colored=has_colors(console),
         ascii_only=not is_unicode,

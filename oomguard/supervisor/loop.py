@@ -47,6 +47,7 @@ _POD: Final = "KUBERNETES_SERVICE_HOST"
 _SAID: Final = "OOMGUARD_VLLM_SAID"
 _REPORT: Final = "OOMGUARD_VLLM_REPORT"
 _ACKNOWLEDGE: Final = "OOMGUARD_VLLM_ACKNOWLEDGE"
+_STEP_RECOVERY: Final = "OOMGUARD_VLLM_STEP_RECOVERY"
 _MEMORY_EVENTS: Final = ("memory.events", "memory.oom_control")
 
 
@@ -454,6 +455,7 @@ class Supervisor:
             _SAID: f"{folder}/said.jsonl",
             _REPORT: "all",
             _ACKNOWLEDGE: f"{folder}/acknowledged.jsonl",
+            _STEP_RECOVERY: os.environ.get(_STEP_RECOVERY, "1"),
         }
 
     def _end_helpers(self) -> None:

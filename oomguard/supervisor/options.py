@@ -33,7 +33,7 @@ _SWITCHES: Final = frozenset({"--dry-run", "--idempotent", "--no-pty", "--pty", 
 _OPTION_NAMES: Final = (
     (
         "allow pin min rules max-attempts max-relaunches max-per-hour deadline dry-run "
-        "idempotent report metrics snapshot journal reuse"
+        "idempotent report metrics step-recovery snapshot journal reuse"
     ),
     (
         "grace pty log-format gpus wait lease lease-folder rank world-size rendezvous rank-timeout "

@@ -129,7 +129,7 @@ def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_n
         env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
     )
     assert (ran.returncode, ran.stdout) == (3, b"printed\n")
-    said = b"oomguard: oomguard could not explain the failure: reason=it failed: ZeroDivisionError: ours output="
+    said = b'oomguard: oomguard could not explain the failure: reason="it failed: ZeroDivisionError: ours" output='
     assert ran.stderr.startswith(said)
     assert Path(ran.stderr.removeprefix(said).decode().strip()).read_bytes() == b"printed\n"
 

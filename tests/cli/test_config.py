@@ -41,6 +41,7 @@ RAISING = {
     "grace": ("0", "only a flag"),
     "input": ("'/etc/passwd'", "only a flag"),
     "pty": ("false", "only a flag"),
+    "step_recovery": ("false", "only a flag"),
     "exit_code": ("true", "only a flag"),
     "color": ("'pink'", "one of auto, always, never"),
     "log_format": ("'xml'", "one of console, json"),

@@ -133,10 +133,11 @@ def test_the_log_says_what_failed_and_what_is_changed(program):
         for line in ran.stderr.splitlines()
         if line.startswith("oomguard: ") and ORPHANS not in line
     ]
-    assert said[0].startswith("oomguard: out of memory: kind kv_cache_too_small_for_max_len")
+    assert said[0].startswith("oomguard: Out of memory: kind=kv_cache_too_small_for_max_len")
     assert "process EngineCore pid=" in said[0]
     assert (
-        said[1] == "oomguard: this engine starts with reduced settings: max_model_len 32768 -> 1953"
+        said[1]
+        == 'oomguard: This engine starts with reduced settings: max_model_len="32768 -> 1953"'
     )
 
 

@@ -28,6 +28,7 @@ from oomguard.engines.vllm.plugin_messages import (
     reported_arguments,
     reported_engines,
     reported_limits,
+    survived_steps_of,
 )
 from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
@@ -99,11 +100,15 @@ def with_acknowledgement(launch: Launch, session: Path) -> Launch:
 def with_log_file(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin copies vLLM's log to a file.
 
-    So the log can be read wherever the engines' output goes.
+    So the log can be read wherever the engines' output goes. The engines recover from an
+    out-of-memory in a step, unless the user turned that off.
     """
-    return replace(
-        launch, env={**launch.env, plugin.LOG_FILE: str(_begin_attempt(session) / _SAID)}
-    )
+    recovers = os.environ.get(plugin.STEP_RECOVERY, "1")
+    noted = {
+        plugin.LOG_FILE: str(_begin_attempt(session) / _SAID),
+        plugin.STEP_RECOVERY: recovers,
+    }
+    return replace(launch, env={**launch.env, **noted})
 
 
 def said(launch: Launch) -> tuple[Line, ...]:
@@ -112,6 +117,14 @@ def said(launch: Launch) -> tuple[Line, ...]:
     if noted is None:
         return ()
     return logged_lines(Path(noted))
+
+
+def survived_steps(launch: Launch) -> dict[str, float]:
+    """Return how often the launch's engines survived a step without room; empty if never."""
+    noted = launch.env.get(plugin.LOG_FILE)
+    if noted is None:
+        return {}
+    return survived_steps_of(Path(noted))
 
 
 def limits(launch: Launch) -> dict[str, int]:

@@ -24,12 +24,12 @@ def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
     assert slurm.told(job, "%k").startswith(
         'oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB'
     )
-    assert "requeuing the job: job=" in slurm.output(job)
+    assert "Requeuing the job: job=" in slurm.output(job)
     slurm.begin_now(job)
     slurm.wait_for(job, "COMPLETED")
     said = slurm.output(job)
     assert (
-        "beginning with the changes of the job's last start: max_model_len=1792 restart=1" in said
+        "Beginning with the changes of the job's last start: max_model_len=1792 restart=1" in said
     )
     assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
 
@@ -61,7 +61,9 @@ def test_a_failure_of_something_else_and_a_stop_leave_the_queue_alone(slurm):
 def test_a_job_that_may_not_be_requeued_says_why(slurm):
     job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2"), "--no-requeue")
     slurm.wait_for(job, "FAILED")
-    assert "the job is not requeued: reason=scontrol ended with exit status 1:" in slurm.output(job)
+    assert 'The job is not requeued: reason="scontrol ended with exit status 1:' in slurm.output(
+        job
+    )
     assert "goes back to its queue" not in slurm.output(job)
 
 
