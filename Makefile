@@ -121,8 +121,11 @@ fuzz-atheris: .venv/ready-dev  ## the same checks guided by coverage; FUZZ_CORPU
 	$(PIP) -e '.[docs]'
 	touch $@
 
-docs: .venv/ready-docs         ## the site in site/; a link or an anchor that leads nowhere fails
+docs: .venv/ready-docs         ## the site in site/, with llms.txt and each page's Markdown; a link or an anchor that leads nowhere fails
+	$(BIN)/python scripts/error_messages_page.py
+	$(BIN)/python scripts/docs_site.py reference
 	$(BIN)/zensical build --strict --clean
+	$(BIN)/python scripts/docs_site.py markdown
 
 docs-output: .venv/ready-dev   ## write into the pages what their commands print now
 	$(BIN)/python scripts/docs_output.py
@@ -131,4 +134,4 @@ wheel: .venv/ready-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venv-vllm .venv-hf dist build site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-hf dist build site docs/reference docs/rules .mypy_cache .ruff_cache .pytest_cache

@@ -64,8 +64,8 @@ def watched(launch: Launch, session: Path) -> Launch:
     if plugin.ACKNOWLEDGE in os.environ or plugin.LOG_FILE in os.environ:
         return launch
     if own_command(launch.argv) is not None:
-        return noting(launch, session)
-    return telling(launch, session)
+        return with_log_file(launch, session)
+    return with_acknowledgement(launch, session)
 
 
 def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
@@ -74,29 +74,30 @@ def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
     vLLM's own commands show their arguments in their flags, so they need fewer variables.
     """
     if own_command(launch.argv) is not None:
-        told = {plugin.LOG_FILE}
+        variables = {plugin.LOG_FILE}
     else:
-        told = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
+        variables = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
     return replace(
-        launch, env={**launch.env, **{name: value for name, value in env.items() if name in told}}
+        launch,
+        env={**launch.env, **{name: value for name, value in env.items() if name in variables}},
     )
 
 
-def telling(launch: Launch, session: Path) -> Launch:
+def with_acknowledgement(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin reports the engines' arguments."""
-    launch = noting(launch, session)
-    told = str(Path(launch.env[plugin.LOG_FILE]).with_name(_ACKNOWLEDGED))
+    launch = with_log_file(launch, session)
+    acknowledged = str(Path(launch.env[plugin.LOG_FILE]).with_name(_ACKNOWLEDGED))
     return replace(
         launch,
         env={
             **launch.env,
             plugin.REPORT: json.dumps(reported_arguments()),
-            plugin.ACKNOWLEDGE: told,
+            plugin.ACKNOWLEDGE: acknowledged,
         },
     )
 
 
-def noting(launch: Launch, session: Path) -> Launch:
+def with_log_file(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin copies vLLM's log to a file.
 
     So the log can be read wherever the engines' output goes. The engines recover from an
@@ -136,10 +137,10 @@ def limits(launch: Launch) -> dict[str, int]:
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:
     """Return the engines that the launch's program started, as the plugin reported them."""
-    told = launch.env.get(plugin.ACKNOWLEDGE)
-    if told is None:
+    acknowledged = launch.env.get(plugin.ACKNOWLEDGE)
+    if acknowledged is None:
         return ()
-    return reported_engines(Path(told))
+    return reported_engines(Path(acknowledged))
 
 
 def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:

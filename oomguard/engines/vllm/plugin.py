@@ -238,13 +238,13 @@ def _report(holder: object, names: list[str], what: str, order: int, model: obje
         pairs = [
             (name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)
         ]
-    told = {name: value for name, value in pairs if is_plain(value)}
+    plain = {name: value for name, value in pairs if is_plain(value)}
     acknowledge(
         {
             "pid": os.getpid(),
             "order": order,
             "model": model if is_plain(model) else None,
-            what: told,
+            what: plain,
         }
     )
 
