@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,6 +15,7 @@ from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
+    from oomguard.estimate.fit import Fit
     from oomguard.planning.start import StartRequest
 
 
@@ -360,7 +361,11 @@ _FORMS: Final = ("terminal", "json")
     metavar="[terminal|json]",
     help="Output format of the plan.",
 )
-@option("--exit-code", is_flag=True, help="Exit with status 1 if it does not fit.")
+@option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit with status 1 if it does not fit, 3 if the plan is unsure.",
+)
 @color_option
 @click.pass_context
 def command(
@@ -394,8 +399,8 @@ def command(
     configuration. You can give a whole vllm serve command instead of MODEL. The plan names those of
     its flags that take memory but are not counted.
 
-    Exit status: 0 after success, 1 with --exit-code if it does not fit, 2 after bad usage or if the
-    model is unreadable.
+    Exit status: 0 after success, 2 after bad usage or if the model is unreadable. With --exit-code,
+    1 if it does not fit and 3 if the plan is unsure.
     """
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
     from oomguard.planning.start import read_start_request
@@ -410,8 +415,8 @@ def command(
     }
     if engine == "transformers":
         own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
-        fits = _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
-        return int(exit_code and not fits)
+        fit = _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
+        return _STATUS[fit] if exit_code else 0
     settings["cpu_offload_bytes"] = _bytes_of_gib(settings.pop("cpu_offload_gb"))
     asked = read_start_request(
         model,
@@ -429,10 +434,23 @@ def command(
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
     if sweep:
-        fits = _sweep_start(asked, sweep, form, color)
+        fit = _sweep_start(asked, sweep, form, color)
     else:
-        fits = _plan_start(asked, form, color, by_engine=ask_engine)
-    return int(exit_code and not fits)
+        fit = _plan_start(asked, form, color, by_engine=ask_engine)
+    return _STATUS[fit] if exit_code else 0
+
+
+_STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}
+
+
+def _least(fits: Iterable[Fit]) -> Fit:
+    """Return ``no`` if any row does not fit, else ``unsure`` if any is unsure."""
+    found = set(fits)
+    if "no" in found:
+        return "no"
+    if "unsure" in found:
+        return "unsure"
+    return "yes"
 
 
 def _total_bytes(size: str | None) -> int | None:
@@ -452,7 +470,7 @@ def _bytes_of_gib(size_gib: float) -> int:
     return round(size_gib * GIB)
 
 
-def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) -> bool:
+def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) -> Fit:
     """Print the plan of a start; return whether it fits."""
     from oomguard.planning.start import plan_by_engine, plan_start
     from oomguard.report.json import json_line
@@ -466,10 +484,10 @@ def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) 
         click.echo(json_line(plan_record(plan)))
     else:
         print_start_plan(console(color), plan)
-    return plan.fits
+    return plan.fit
 
 
-def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> bool:
+def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> Fit:
     """Print one row for each value; return whether all of them fit."""
     from oomguard.planning.plan import sweep_start
     from oomguard.report.json import json_line
@@ -481,10 +499,10 @@ def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> bool
             click.echo(json_line(record))
     else:
         print_start_sweep(console(color), name, rows)
-    return all(not isinstance(start, str) and start.fits for _, start in rows)
+    return _least("no" if isinstance(start, str) else start.fit for _, start in rows)
 
 
-def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> bool:
+def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> Fit:
     """Print the budget of a generate call, or one row for each value.
 
     Returns:
@@ -503,4 +521,4 @@ def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: 
         print_call_sweep(console(color), name, rows)
     else:
         print_call_budget(console(color), rows[0][1])
-    return all(call.fits for _, call in rows)
+    return _least(call.fit for _, call in rows)

@@ -132,6 +132,24 @@ def test_the_exit_status_can_tell_whether_it_fits(model, length, status):
     )
 
 
+def test_a_plan_within_its_uncertainty_is_unsure_and_says_what_decides(model):
+    asked = (model, "--gpu-memory", "24GiB", "--engine-version", "0.30.0", "--max-model-len")
+    ran = plan(*asked, "40960", "--exit-code")
+    assert ran.returncode == 3
+    assert ran.stdout.startswith("unsure: ")
+    assert "to decide: " in ran.stdout
+    answer = record(*asked, "40960")
+    assert (answer["fit"], answer["fits"]) == ("unsure", False)
+    assert answer["margin_bytes"] < answer["uncertainty_bytes"]
+    assert "--calibrate" in answer["unsure"]["how"]
+    assert record(*asked, "4096")["unsure"] is None
+
+
+def test_each_part_keeps_its_source_in_json(model):
+    sources = {part["name"]: part["source"] for part in record(model, "--gpu-name", "L4")["parts"]}
+    assert (sources["weights"], sources["activations"]) == ("solved", "prior")
+
+
 def test_a_gpu_is_known_by_its_name(model):
     assert record(model, "--gpu-name", "nvidia h100")["gpu_total_bytes"] == round(79.19 * GIB)
 
@@ -244,7 +262,7 @@ def test_a_call_of_generate_is_planned_too(model):
     )  # a fake-tensor run of this model
     text = plan(*asked).stdout
     assert "peak allocated" in text
-    assert "largest batch that does: " in text
+    assert "largest batch that fits: " in text
 
 
 def test_the_token_table_of_a_call_is_a_sweep(model):

@@ -151,7 +151,7 @@ def budget_call(
         reserved_bytes=reserved,
         cuda_context_bytes=context,
         largest_batch_size=max(
-            0, int(room * call.batch_size / max(1, reserved - reserved_weights))
+            0, int(room * call.batch_size / max(1, reserved - reserved_weights + uncertainty))
         ),
         uncertainty_bytes=uncertainty,
         traced=trace,

@@ -224,23 +224,30 @@ class Model:
         name: the model as the user named it.
         shape: its numbers.
         parameters: its parameters, with their bytes after loading.
-        exact: whether oomguard read every field that affects memory.
         assumptions: one line for each value that was neither given nor read.
         weights_uncertainty_ratio: the relative uncertainty of the parameter bytes.
         speculation: the speculative method, or None without one.
         draft: the draft model, or None.
         encoder: the image or audio encoder; None if the model has none or its numbers are missing.
+        unread: keys of the configuration that may shape the cache or the weights but were not read.
+        weights_from_files: whether the sizes come from the weight files, not the configuration.
     """
 
     name: str
     shape: ModelShape
     parameters: tuple[Parameter, ...]
-    exact: bool
     assumptions: tuple[str, ...]
     weights_uncertainty_ratio: float = 0.0
     speculation: Speculation | None = None
     draft: Model | None = None
     encoder: Encoder | None = None
+    unread: tuple[str, ...] = ()
+    weights_from_files: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Return whether oomguard read every key that may shape the cache or the weights."""
+        return not self.unread
 
 
 def read_model(
@@ -307,9 +314,11 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     if model.parameters is not None:
         check_headers(model.parameters, shape, model.config_path)
         parameters = size_loaded_parameters(model.parameters, shape, quantization, assumed)
-        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
+        unread = _unread(shape, assumed)
+        return Model(
+            model.name, shape, parameters, tuple(assumed), unread=unread, weights_from_files=True
+        )
     found = parameters_from_layout(shape, tied=is_tied(shape)) or build_on_meta(shape)
-    exact = found is not None or is_count_accurate(shape)
     if found is not None:
         assumed.append(
             "weights: computed from the configuration, because there are no safetensors files"
@@ -324,17 +333,25 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     if model.gguf_bytes is not None and (quantization == "gguf" or model.name.endswith(SUFFIX)):
         assumed.append(f"weights: {format_gib(model.gguf_bytes)}, the size of the packed GGUF file")
         parameters = scale_to_file(found or count_parameters(shape), model.gguf_bytes)
-        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
+        unread = _unread(shape, assumed)
+        return Model(
+            model.name, shape, parameters, tuple(assumed), unread=unread, weights_from_files=True
+        )
     parameters = quantize_parameters(found or count_parameters(shape), shape, quantization, assumed)
     if found is not None:
         uncertain = 0.0
-    elif exact:
+    elif is_count_accurate(shape):
         uncertain = _COUNTED_WELL_RATIO
     else:
         uncertain = _COUNTED_BADLY_RATIO
-    certain = _certain(shape, assumed)
+    unread = _unread(shape, assumed)
     return Model(
-        model.name, shape, parameters, certain, tuple(assumed), weights_uncertainty_ratio=uncertain
+        model.name,
+        shape,
+        parameters,
+        tuple(assumed),
+        weights_uncertainty_ratio=uncertain,
+        unread=unread,
     )
 
 
@@ -368,15 +385,15 @@ def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
     return shape
 
 
-def _certain(shape: ModelShape, assumed: list[str]) -> bool:
-    """Return whether oomguard read every cache field; record the others as an assumption."""
+def _unread(shape: ModelShape, assumed: list[str]) -> tuple[str, ...]:
+    """Return the keys that oomguard did not read; record them as an assumption."""
     unread = unread_fields(shape)
     if unread:
         assumed.append(
             f"{', '.join(unread)} in the configuration: oomguard does not read this, so "
             "the KV cache may differ by much"
         )
-    return not unread
+    return unread
 
 
 def element_bytes(name: str) -> int:

@@ -71,7 +71,7 @@ def build_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     A model of several parts includes all of them. Returns None if transformers is absent, does not
     know the model, or would never finish because of absurd counts.
     """
-    if not is_buildable(shape.outer) or not _importable():
+    if not is_buildable(shape.outer) or not is_transformers_here():
         return None
     with _quiet():
         try:
@@ -90,7 +90,7 @@ def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if (
         not is_buildable(config)
         or not isinstance(config.get("model_type"), str)
-        or not _importable()
+        or not is_transformers_here()
     ):
         return config
     with _quiet():
@@ -110,7 +110,8 @@ def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return both
 
 
-def _importable() -> bool:
+def is_transformers_here() -> bool:
+    """Return whether transformers and torch can be imported."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 

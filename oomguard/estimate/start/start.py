@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from oomguard.core.records import Record
+from oomguard.estimate.fit import Fit, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,9 @@ class StartBudget(Record):
         reasons: one line for each reason why it does not fit; empty if it fits.
         kept_back_bytes: the pool's safety reserve, because starts of other versions and GPUs
             exceeded their parts.
+        unread: keys of the configuration that may shape the cache or the weights but were not read.
+        uncertain_part: the part with the largest uncertainty.
+        lacks_free: whether less memory is free at the start than the engine asks for.
     """
 
     model: str
@@ -175,10 +179,30 @@ class StartBudget(Record):
     assumptions: tuple[str, ...]
     reasons: tuple[str, ...]
     kept_back_bytes: int = 0
+    unread: tuple[str, ...] = ()
+    uncertain_part: str = ""
+    lacks_free: bool = False
+
+    @property
+    def fit(self) -> Fit:
+        """Return whether the engine would start: ``yes``, ``no``, or ``unsure``."""
+        if self.lacks_free:
+            return "no"
+        if self.settings.kv_cache_memory_bytes is not None and self.margin_bytes < 0:
+            return "unsure" if self.unread else "no"
+        found = answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))
+        if found == "yes" and self.reasons:
+            return "no"
+        return found
 
     @property
     def fits(self) -> bool:
-        """Return whether the engine would start with these settings."""
+        """Return whether the engine would surely start with these settings."""
+        return self.fit == "yes"
+
+    @property
+    def is_expected_to_fit(self) -> bool:
+        """Return whether the engine would start if every part had its planned size."""
         return not self.reasons
 
     @property
@@ -187,10 +211,11 @@ class StartBudget(Record):
         return min(stage.pool_bytes - stage.needed_bytes for stage in self.stages)
 
     @property
-    def has_margin(self) -> bool:
-        """Return whether it still fits with a pool smaller by its uncertainty.
+    def spare_bytes(self) -> int:
+        """Return the uncertain bytes to spare on the tightest stage.
 
-        A pool set in bytes is certain.
+        A pool set in bytes is certain, but the rest of the device is not.
         """
-        set_in_bytes = self.settings.kv_cache_memory_bytes is not None
-        return self.fits and (set_in_bytes or self.margin_bytes >= self.uncertainty_bytes)
+        if self.settings.kv_cache_memory_bytes is None:
+            return self.margin_bytes
+        return self.settings.gpu_total_bytes - max(stage.used_bytes for stage in self.stages)

@@ -8,7 +8,7 @@ activation peak - non-torch memory - CUDA graphs``. The last part counts only in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -231,6 +231,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(reserve_note(parts.reserve_bytes))
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
+    uncertain = _uncertain_parts(parts, stages, peaks)
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
     if by_concurrency:
@@ -261,11 +262,14 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         longest_request_tokens=min(
             caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages
         ),
-        uncertainty_bytes=round(math.hypot(_uncertainty(parts, stages, peaks), page_cache)),
+        uncertainty_bytes=round(math.hypot(_uncertainty(parts, uncertain), page_cache)),
         stages=stages,
         assumptions=tuple(assumed),
         reasons=tuple(_reasons(parts, stages)),
         kept_back_bytes=parts.reserve_bytes,
+        unread=model.unread,
+        uncertain_part=max(uncertain, key=lambda part: uncertain[part]),
+        lacks_free=_lacks_free(parts),
     )
 
 
@@ -443,29 +447,42 @@ def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
     )
 
 
-def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]) -> int:
-    """Return the pool's uncertainty in bytes: the root of the summed squares of its sources.
+def _uncertain_parts(
+    parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]
+) -> dict[str, float]:
+    """Return the uncertainty of each independent part of the pool in bytes, by its name."""
+    settings = parts.settings
+    peak = max(peak.uncertainty_bytes for peak in peaks)
+    found: dict[str, float] = {
+        "activations": math.hypot(*uncertainties(settings, parts.fixed, peak))
+    }
+    if settings.correction is None:
+        found["weights"] = parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)
+        if settings.compile_cache_entry is not False:
+            # a second start does not have it
+            found["compile cache"] = max(peak.compile_bytes for peak in peaks)
+        else:
+            # not every first start has it
+            found["compile cache"] = max(peak.pinned_bytes for peak in peaks)
+    if not parts.model.exact:
+        found["KV cache"] = _UNREAD_RATIO * max(stage.request_bytes for stage in stages)
+    return found
+
+
+def _uncertainty(parts: _Parts, uncertain: Mapping[str, float]) -> int:
+    """Return the pool's uncertainty in bytes: the root of the summed squares of its parts.
 
     Without a measured start of the model it is widened to the range of published starts.
     """
-    sources = list(
-        uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks))
-    )
-    if parts.settings.correction is None:
-        sources.append(
-            round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes))
-        )
-        if parts.settings.compile_cache_entry is not False:
-            sources.append(
-                max(peak.compile_bytes for peak in peaks)
-            )  # a second start does not have it
-        else:
-            sources.append(max(peak.pinned_bytes for peak in peaks))  # not every first start has it
-    if not parts.model.exact:
-        sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":
-        return round(math.hypot(*sources))
+        return round(math.hypot(*uncertain.values()))
+    sources = [round(size) for size in uncertain.values()]
     return widened_bytes(parts.model.shape, parts.settings, sources)
+
+
+def _lacks_free(parts: _Parts) -> bool:
+    """Return whether the engine asks for more memory than is free at its start."""
+    return parts.requested_bytes > parts.settings.gpu_total_bytes - parts.fixed.not_free_bytes
 
 
 def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
@@ -474,7 +491,7 @@ def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
     requested = parts.requested_bytes
     total = settings.gpu_total_bytes
     free = total - parts.fixed.not_free_bytes
-    if requested > free:
+    if _lacks_free(parts):
         if settings.device_free_bytes is None:
             has = "an empty GPU has"
         else:
