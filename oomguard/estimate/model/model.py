@@ -391,7 +391,7 @@ def _unread(shape: ModelShape, assumed: list[str]) -> tuple[str, ...]:
     if unread:
         assumed.append(
             f"{', '.join(unread)} in the configuration: oomguard does not read this, so "
-            "the KV cache may differ by much"
+            "the KV cache and the weights may differ by much"
         )
     return unread
 

@@ -411,6 +411,7 @@ def test_layers_that_are_not_read_make_a_range():
         for line in found.assumptions
     )
     assert found.uncertainty_bytes > 5 * budget().uncertainty_bytes
+    assert (found.fit, found.unread) == ("unsure", ("hybrid_layer_pattern",))
 
 
 def test_too_much_at_once_is_solved_together():
