@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomguard.cli.options import F, add_options, color_option, console, form_of, option
-from oomguard.core.errors import SettingError, UsageError
-from oomguard.core.facts import GIB, parse_size
+from oomguard.core.errors import SettingError, UsageError, exit_status_of
+from oomguard.core.facts import GIB
 from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
@@ -368,10 +368,36 @@ _FORMS: Final = ("terminal", "json")
 )
 @color_option
 @click.pass_context
-def command(
+def command(ctx: click.Context, /, model: str, form: str, exit_code: bool, **options: Any) -> int:
+    """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
+
+    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads and starts
+    nothing: it reads the weights' sizes from safetensors headers, or computes them from the
+    configuration. You can give a whole vllm serve command instead of MODEL. The plan names those of
+    its flags that take memory but are not counted.
+
+    Exit status: 0 after success, 2 after bad usage or if the model is unreadable. With --exit-code,
+    1 if it does not fit and 3 if the plan is unsure.
+    """
+    form = form_of(ctx, form, _FORMS)
+    try:
+        fit = _plan(ctx, model, form, **options)
+    except UsageError as error:
+        if form != "json":
+            raise
+        from oomguard.report.json import json_line
+        from oomguard.report.plan import refusal_record
+
+        click.echo(json_line(refusal_record(model, error)))
+        return exit_status_of(error)
+    return _STATUS[fit] if exit_code else 0
+
+
+def _plan(
     ctx: click.Context,
-    /,
     model: str,
+    form: str,
+    *,
     gpu_memory: str | None,
     gpu: int | None,
     gpu_name: str | None,
@@ -387,36 +413,23 @@ def command(
     no_calibration: bool,
     trace: bool,
     sweep: str | None,
-    form: str,
-    exit_code: bool,
     color: str,
     **settings: Any,
-) -> int:
-    """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
-
-    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads and starts
-    nothing: it reads the weights' sizes from safetensors headers, or computes them from the
-    configuration. You can give a whole vllm serve command instead of MODEL. The plan names those of
-    its flags that take memory but are not counted.
-
-    Exit status: 0 after success, 2 after bad usage or if the model is unreadable. With --exit-code,
-    1 if it does not fit and 3 if the plan is unsure.
-    """
+) -> Fit:
+    """Print one plan, or one row for each value of a sweep; return whether all of them fit."""
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
     from oomguard.planning.start import read_start_request
 
-    form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
     gpu_options: dict[str, Any] = {
-        "gpu_memory": _total_bytes(gpu_memory),
+        "gpu_memory": gpu_memory,
         "gpu": gpu,
         "gpu_name": gpu_name,
     }
     if engine == "transformers":
         own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
-        fit = _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
-        return _STATUS[fit] if exit_code else 0
+        return _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
     settings["cpu_offload_bytes"] = _bytes_of_gib(settings.pop("cpu_offload_gb"))
     asked = read_start_request(
         model,
@@ -434,10 +447,8 @@ def command(
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
     if sweep:
-        fit = _sweep_start(asked, sweep, form, color)
-    else:
-        fit = _plan_start(asked, form, color, by_engine=ask_engine)
-    return _STATUS[fit] if exit_code else 0
+        return _sweep_start(asked, sweep, form, color)
+    return _plan_start(asked, form, color, by_engine=ask_engine)
 
 
 _STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}
@@ -451,17 +462,6 @@ def _least(fits: Iterable[Fit]) -> Fit:
     if "unsure" in found:
         return "unsure"
     return "yes"
-
-
-def _total_bytes(size: str | None) -> int | None:
-    if size is None:
-        return None
-    total = parse_size(size).bytes
-    if total <= 0:
-        raise SettingError(
-            f"--gpu-memory must be above zero, got {size}", hint="for example --gpu-memory 24GiB"
-        )
-    return total
 
 
 def _bytes_of_gib(size_gib: float) -> int:

@@ -97,7 +97,16 @@ def find_gpu(
     )
 
 
+# Whoever writes a smaller number without a unit means GiB.
+_LEAST_TOTAL_BYTES: Final = 1 << 20
+
+
 def _read_total(memory: str | int) -> int:
+    number = str(memory).strip()
+    if number.isdecimal() and 0 < int(number) < _LEAST_TOTAL_BYTES:
+        raise SettingError(
+            f"gpu_memory is {number}, a size without a unit", hint=f"write {number}GiB"
+        )
     if isinstance(memory, str):
         total = parse_size(memory).bytes
     else:
@@ -197,6 +206,12 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
     """Return why a budget is unsure and what would decide, or None if it is not unsure."""
     if budget.fit != "unsure":
         return None
+    if "gpu_name" in budget.unread:
+        return Unsure(
+            f"no start of vLLM on {budget.settings.gpu_name} was measured",
+            "the parts that vLLM measures at its start",
+            _LOG_HINT,
+        )
     if budget.unread:
         names = ", ".join(budget.unread)
         return Unsure(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.setting_spellings import as_flag
@@ -56,6 +57,11 @@ def call_record(call: CallBudget) -> dict[str, Any]:
         "assumptions": list(call.assumptions),
         "uncertainty_bytes": call.uncertainty_bytes,
     }
+
+
+def refusal_record(model: str, error: UsageError) -> dict[str, Any]:
+    """Return the reason why there is no plan as the contract's object."""
+    return {"schema": SCHEMA, "model": model, "error": str(error), "hint": error.hint}
 
 
 def print_call_budget(console: Console, call: CallBudget) -> None:

@@ -150,6 +150,36 @@ def test_each_part_keeps_its_source_in_json(model):
     assert (sources["weights"], sources["activations"]) == ("solved", "prior")
 
 
+def test_a_size_needs_a_unit_and_a_refusal_in_json_is_json(model):
+    ran = plan(model, "--gpu-memory", "24", "--format", "json")
+    assert (ran.returncode, ran.stderr) == (2, "")
+    answer = json.loads(ran.stdout)
+    assert (answer["error"], answer["hint"]) == (
+        "gpu_memory is 24, a size without a unit",
+        "write 24GiB",
+    )
+    assert "write 24GiB" in plan(model, "--gpu-memory", "24").stderr
+    assert record(model, "--gpu-memory", str(24 * GIB))["gpu_total_bytes"] == 24 * GIB
+
+
+def test_a_platform_without_measured_starts_is_unsure(model):
+    asked = ("--gpu-memory", "24GiB", "--max-model-len", "4096", "--gpu-name")
+    assert record(model, *asked, "Intel Arc Pro B60")["fit"] == "unsure"
+    assert record(model, *asked, "RTX 4090")["fit"] == "yes"
+
+
+def test_what_is_no_model_to_serve_is_one_line(tmp_path):
+    for changes, message in [
+        ({"model_type": None, "architectures": None}, "names no model"),
+        ({"architectures": ["BertForPreTraining"]}, "is a class for training"),
+        ({"num_attention_heads": 30, "num_key_value_heads": 7}, "not a multiple of"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+        ran = plan(tmp_path, "--gpu-memory", "24GiB")
+        assert ran.returncode == 2
+        assert message in ran.stderr.splitlines()[0]
+
+
 def test_a_gpu_is_known_by_its_name(model):
     assert record(model, "--gpu-name", "nvidia h100")["gpu_total_bytes"] == round(79.19 * GIB)
 
@@ -169,7 +199,7 @@ def test_settings_come_from_variables_too(model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu-memory", "0"], "--gpu-memory must be above zero, got 0"),
+        (["--gpu-memory", "0"], "gpu_memory must be a size above zero, got '0'"),
         (["--gpu-memory", "24 parsecs"], "24 parsecs"),
         (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
         (["--gpu", "0", "--gpu-memory", "24GiB"], "sets its size and name"),

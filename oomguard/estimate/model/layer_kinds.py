@@ -20,7 +20,7 @@ GEMMA4: Final = "gemma4"
 MIMO: Final = "mimo_v2"
 _KEYS_FILE: Final = Path(__file__).with_name("config_keys.toml")
 # Tokens, flags and texts have no size. These values say that a feature is absent.
-_ABSENT: Final = (None, False, "", [], {}, 0)
+_ABSENT: Final[tuple[object, ...]] = (None, False, "", [], {}, 0)
 _TYPES: Final[Mapping[str, str]] = FAMILIES["layer_types"]
 _LETTERS: Final[Mapping[str, str]] = FAMILIES["layer_letters"]
 _Reader = Callable[[ModelShape], tuple[str, ...]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -360,6 +361,8 @@ def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
     try:
         shape = read_shape(model.config, model.config_path)
     except ConfigError as error:
+        if not _lacks_number(model.config):
+            raise
         try:
             return _filled(model, assumed)
         except ConfigError:
@@ -367,6 +370,16 @@ def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
     if shape.number("num_key_value_heads") is None and not shape.config.get("attn_config"):
         return _filled(model, assumed)
     return shape
+
+
+def _lacks_number(config: Mapping[str, Any]) -> bool:
+    """Return whether the file leaves out a number that a family's default may give."""
+    text = text_part(config)
+    if not text.get("model_type", config.get("model_type")):
+        return False
+    with contextlib.suppress(ConfigError):
+        return any(count_of(text, name) is None for name in _OFTEN_LEFT_OUT)
+    return False
 
 
 def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:

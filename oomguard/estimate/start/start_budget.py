@@ -23,7 +23,13 @@ from oomguard.estimate.start.activations import (
     prompt_logprobs_bytes,
 )
 from oomguard.estimate.start.cuda_graphs import is_first_engine, old_driver_note
-from oomguard.estimate.start.defaults import is_rocm, known_gpu, refuse_impossible, with_defaults
+from oomguard.estimate.start.defaults import (
+    is_rocm,
+    is_unmeasured_platform,
+    known_gpu,
+    refuse_impossible,
+    with_defaults,
+)
 from oomguard.estimate.start.encoder_profile import (
     EncoderProfile,
     encoder_of,
@@ -264,10 +270,10 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         ),
         uncertainty_bytes=round(math.hypot(_uncertainty(parts, uncertain), page_cache)),
         stages=stages,
-        assumptions=tuple(assumed),
+        assumptions=(*assumed, *_of_platform(settings)),
         reasons=tuple(_reasons(parts, stages)),
         kept_back_bytes=parts.reserve_bytes,
-        unread=model.unread,
+        unread=(*model.unread, *("gpu_name" for _ in _of_platform(settings))),
         uncertain_part=max(uncertain, key=lambda part: uncertain[part]),
         lacks_free=_lacks_free(parts),
     )
@@ -478,6 +484,15 @@ def _uncertainty(parts: _Parts, uncertain: Mapping[str, float]) -> int:
         return round(math.hypot(*uncertain.values()))
     sources = [round(size) for size in uncertain.values()]
     return widened_bytes(parts.model.shape, parts.settings, sources)
+
+
+def _of_platform(settings: VllmSettings) -> Iterator[str]:
+    """Yield the sentence about a device of a platform without measured starts."""
+    if is_unmeasured_platform(settings):
+        yield (
+            f"{settings.gpu_name}: no start of vLLM on such a device was measured, so the parts "
+            "are those of a CUDA GPU"
+        )
 
 
 def _lacks_free(parts: _Parts) -> bool:
