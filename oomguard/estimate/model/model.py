@@ -319,7 +319,12 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
         return Model(
             model.name, shape, parameters, tuple(assumed), unread=unread, weights_from_files=True
         )
-    found = parameters_from_layout(shape, tied=is_tied(shape)) or build_on_meta(shape)
+    tied = is_tied(shape)
+    found = parameters_from_layout(shape, tied=tied)
+    if found is None and shape.has_encoder:
+        found = parameters_from_layout(replace(shape, outer=fill_defaults(shape.outer)), tied=tied)
+    if found is None:
+        found = build_on_meta(shape)
     if found is not None:
         assumed.append(
             "weights: computed from the configuration, because there are no safetensors files"
