@@ -25,6 +25,7 @@ from oomguard.estimate.model.quantized import (
     quantize_parameters,
     quantizes_mtp,
     size_loaded_parameters,
+    unread_quantization,
 )
 from oomguard.estimate.model.shape import (
     DTYPE_BYTES,
@@ -350,7 +351,7 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
         uncertain = _COUNTED_WELL_RATIO
     else:
         uncertain = _COUNTED_BADLY_RATIO
-    unread = _unread(shape, assumed)
+    unread = (*_unread(shape, assumed), *unread_quantization(shape))
     return Model(
         model.name,
         shape,
