@@ -354,6 +354,14 @@ _FORMS: Final = ("terminal", "json")
 )
 @option("--sweep", metavar="SETTING=V1,V2,…", help="Print one row for each value of a setting.")
 @option(
+    "--solve",
+    metavar="SETTING",
+    help=(
+        "Find the largest value that fits: max_model_len, max_num_seqs, gpu_memory_utilization; "
+        "the fewest tensor_parallel_size."
+    ),
+)
+@option(
     "--format",
     "form",
     default="terminal",
@@ -413,6 +421,7 @@ def _plan(
     no_calibration: bool,
     trace: bool,
     sweep: str | None,
+    solve: str | None,
     color: str,
     **settings: Any,
 ) -> Fit:
@@ -422,6 +431,10 @@ def _plan(
 
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
+    if solve and (sweep or ask_engine or engine == "transformers"):
+        raise UsageError(
+            "--solve works for one plan of vLLM only", hint="leave out --sweep and --ask-engine"
+        )
     gpu_options: dict[str, Any] = {
         "gpu_memory": gpu_memory,
         "gpu": gpu,
@@ -446,6 +459,8 @@ def _plan(
         kept_words=ctx.meta.get(KEPT_WORDS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
+    if solve:
+        return _solve_start(asked, solve, form, color)
     if sweep:
         return _sweep_start(asked, sweep, form, color)
     return _plan_start(asked, form, color, by_engine=ask_engine)
@@ -485,6 +500,22 @@ def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) 
     else:
         print_start_plan(console(color), plan)
     return plan.fit
+
+
+def _solve_start(asked: StartRequest, name: str, form: str, color: str) -> Fit:
+    """Print the largest value of a setting that fits; return whether there is one."""
+    from oomguard.planning.plan import solve_start
+    from oomguard.report.json import json_line
+    from oomguard.report.plan import print_solved_plan, solved_record
+
+    solved = solve_start(asked, name)
+    if form == "json":
+        click.echo(json_line(solved_record(solved)))
+    else:
+        print_solved_plan(console(color), solved)
+    if solved.value is None and solved.plan.fit == "yes":
+        return "no"
+    return solved.plan.fit
 
 
 def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> Fit:

@@ -219,7 +219,15 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
             "the KV cache and the weights as vLLM itself counts them",
             "plan with vLLM installed: --ask-engine; or start it and read 'GPU KV cache size'",
         )
+    if budget.free_short_bytes:
+        return Unsure(
+            budget.reasons[0],
+            "the memory that is free at the start",
+            "read it on that machine: nvidia-smi; or lower --gpu-memory-utilization",
+        )
     spare = budget.spare_bytes
+    if budget.beyond_bytes:
+        spare = -budget.beyond_bytes
     uncertain = f"{format_gib(budget.uncertainty_bytes)} is uncertain"
     if spare >= 0:
         because = f"{format_gib(spare)} is to spare, but {uncertain}"

@@ -15,6 +15,7 @@ from oomguard.estimate.call.trace import CallBudget
 from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
+from oomguard.planning.plan import SolvedSetting
 from oomguard.planning.start import StartPlan
 from oomguard.report.json import SCHEMA
 from oomguard.report.redact import mask_command
@@ -235,6 +236,26 @@ def plan_record(plan: StartPlan) -> dict[str, Any]:
     if plan.needed is None:
         return record
     return {**record, "smallest": asdict(plan.needed)}
+
+
+def solved_record(solved: SolvedSetting) -> dict[str, Any]:
+    """Return a plan with a solved setting as the contract's object."""
+    found = {"setting": solved.setting, "value": solved.value}
+    return {**plan_record(solved.plan), "solved": found}
+
+
+def print_solved_plan(console: Console, solved: SolvedSetting) -> None:
+    """Print the solved value, and the plan with it."""
+    from rich.text import Text
+
+    which = "smallest" if solved.setting == "tensor_parallel_size" else "largest"
+    if solved.value is None:
+        line = Text(f"no value of {solved.setting} surely fits", style="bold red")
+    else:
+        value = _text(solved.value)
+        line = Text(f"{solved.setting} {value} is the {which} that surely fits", style="bold green")
+    console.print(line, soft_wrap=True)
+    print_start_plan(console, solved.plan)
 
 
 def _shown(command: str | None) -> str | None:

@@ -180,6 +180,29 @@ def test_what_is_no_model_to_serve_is_one_line(tmp_path):
         assert message in ran.stderr.splitlines()[0]
 
 
+def test_the_largest_value_that_fits_is_solved(model):
+    asked = (model, "--gpu-memory", "24GiB", "--engine-version", "0.30.0")
+    answer = record(*asked, "--solve", "max_model_len")
+    longest = answer["solved"]["value"]
+    assert (answer["fit"], answer["max_model_len"]) == ("yes", longest)
+    assert record(*asked, "--max-model-len", longest + 16)["fit"] == "unsure"
+    seqs = record(*asked, "--max-model-len", "4096", "--solve", "max-num-seqs")
+    assert 1 < seqs["solved"]["value"] <= seqs["max_concurrency"]
+    ranks = record(
+        *asked[:1],
+        "--gpu-memory",
+        "12GiB",
+        "--max-model-len",
+        "8192",
+        "--solve",
+        "tensor_parallel_size",
+    )
+    assert ranks["solved"]["value"] == 2
+    text = plan(*asked, "--solve", "max_model_len").stdout
+    assert text.startswith(f"max_model_len {longest} is the largest that surely fits")
+    assert "one of max_model_len" in plan(*asked, "--solve", "seed").stderr
+
+
 def test_a_gpu_is_known_by_its_name(model):
     assert record(model, "--gpu-name", "nvidia h100")["gpu_total_bytes"] == round(79.19 * GIB)
 
@@ -235,7 +258,7 @@ def test_a_mistake_is_one_message(model, words, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None, "model_type": "own"}, "num_hidden_layers is missing"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"vocab_size": "many"}, "vocab_size is 'many', not a count"),
         (

@@ -151,7 +151,8 @@ class StartBudget(Record):
             exceeded their parts.
         unread: keys of the configuration that may shape the cache or the weights but were not read.
         uncertain_part: the part with the largest uncertainty.
-        lacks_free: whether less memory is free at the start than the engine asks for.
+        free_short_bytes: how much more the engine asks for than is free at its start; 0 or more.
+        free_uncertain_bytes: by how much more memory may be free than assumed.
     """
 
     model: str
@@ -181,19 +182,29 @@ class StartBudget(Record):
     kept_back_bytes: int = 0
     unread: tuple[str, ...] = ()
     uncertain_part: str = ""
-    lacks_free: bool = False
+    free_short_bytes: int = 0
+    free_uncertain_bytes: int = 0
 
     @property
     def fit(self) -> Fit:
         """Return whether the engine would start: ``yes``, ``no``, or ``unsure``."""
-        if self.lacks_free:
+        set_in_bytes = self.settings.kv_cache_memory_bytes is not None
+        if set_in_bytes and self.margin_bytes < 0 and not self.unread:
             return "no"
-        if self.settings.kv_cache_memory_bytes is not None and self.margin_bytes < 0:
-            return "unsure" if self.unread else "no"
-        found = answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))
-        if found == "yes" and self.reasons:
+        found = {answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))}
+        for short, uncertain in (
+            (self.free_short_bytes, self.free_uncertain_bytes),
+            (self.beyond_bytes, self.uncertainty_bytes + self.free_uncertain_bytes),
+        ):
+            if short > uncertain:
+                return "no"
+            if short > 0:
+                found.add("unsure")
+        if "no" in found:
             return "no"
-        return found
+        if "unsure" in found:
+            return "unsure"
+        return "no" if self.reasons else "yes"
 
     @property
     def fits(self) -> bool:
@@ -209,6 +220,11 @@ class StartBudget(Record):
     def margin_bytes(self) -> int:
         """Return the pool bytes beyond one request of the full length, on the tightest stage."""
         return min(stage.pool_bytes - stage.needed_bytes for stage in self.stages)
+
+    @property
+    def beyond_bytes(self) -> int:
+        """Return the bytes of all parts beyond the device, on the fullest stage; 0 or more."""
+        return max(0, *(stage.used_bytes - self.settings.gpu_total_bytes for stage in self.stages))
 
     @property
     def spare_bytes(self) -> int:

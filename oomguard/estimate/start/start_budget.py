@@ -41,6 +41,7 @@ from oomguard.estimate.start.kv_cache import StartCaches, start_caches
 from oomguard.estimate.start.non_torch import (
     FixedParts,
     fixed_parts,
+    free_uncertain_bytes,
     page_cache_bytes,
     uncertainties,
 )
@@ -275,7 +276,8 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         kept_back_bytes=parts.reserve_bytes,
         unread=(*model.unread, *("gpu_name" for _ in _of_platform(settings))),
         uncertain_part=max(uncertain, key=lambda part: uncertain[part]),
-        lacks_free=_lacks_free(parts),
+        free_short_bytes=_free_short_bytes(parts),
+        free_uncertain_bytes=free_uncertain_bytes(settings),
     )
 
 
@@ -495,9 +497,10 @@ def _of_platform(settings: VllmSettings) -> Iterator[str]:
         )
 
 
-def _lacks_free(parts: _Parts) -> bool:
-    """Return whether the engine asks for more memory than is free at its start."""
-    return parts.requested_bytes > parts.settings.gpu_total_bytes - parts.fixed.not_free_bytes
+def _free_short_bytes(parts: _Parts) -> int:
+    """Return how much more memory the engine asks for than is free at its start; 0 or more."""
+    free = parts.settings.gpu_total_bytes - parts.fixed.not_free_bytes
+    return max(0, parts.requested_bytes - free)
 
 
 def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
@@ -506,7 +509,7 @@ def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
     requested = parts.requested_bytes
     total = settings.gpu_total_bytes
     free = total - parts.fixed.not_free_bytes
-    if _lacks_free(parts):
+    if requested > free:
         if settings.device_free_bytes is None:
             has = "an empty GPU has"
         else:

@@ -202,8 +202,9 @@ def test_a_dtype_that_is_no_dtype_is_refused():
 
 
 def test_a_configuration_without_a_number_names_it():
+    config = {**LLAMA, "vocab_size": None, "model_type": "own"}
     with pytest.raises(ConfigError, match=r"config\.json: vocab_size is missing"):
-        read_model(ModelFiles("model", "config.json", {**LLAMA, "vocab_size": None}, ()))
+        read_model(ModelFiles("model", "config.json", config, ()))
 
 
 # Solving
