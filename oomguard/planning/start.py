@@ -12,7 +12,7 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.installation import install_hint
-from oomguard.core.records import Record
+from oomguard.core.records import ShownRecord
 from oomguard.core.setting_spellings import default_value
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
@@ -243,7 +243,7 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StartPlan(Record):
+class StartPlan(ShownRecord):
     """Report a planned start of vLLM.
 
     Attributes:

@@ -22,7 +22,7 @@ from oomguard.estimate.model.layer_caches import (
     layer_caches,
 )
 from oomguard.estimate.model.model import Model, element_bytes
-from oomguard.estimate.model.quantized import quantizes_cache
+from oomguard.estimate.model.quantization import quantizes_cache
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import model_runner
 from oomguard.estimate.start.defaults import has_latent_blocks
