@@ -53,6 +53,7 @@ class CallBudget(ShownRecord):
         uncertainty_bytes: the uncertainty of the peak in both directions.
         traced: whether the estimate ran the model's own code under fake tensors.
         assumptions: one line for each value that was neither given nor read.
+        unread: keys of the configuration that may shape the cache or the weights but were not read.
     """
 
     model: str
@@ -73,11 +74,12 @@ class CallBudget(ShownRecord):
     uncertainty_bytes: int
     traced: bool
     assumptions: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def fit(self) -> Fit:
         """Return whether the call fits on the GPU: ``yes``, ``no``, or ``unsure``."""
-        return answer(self.spare_bytes, self.uncertainty_bytes)
+        return answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))
 
     @property
     def fits(self) -> bool:
