@@ -436,12 +436,25 @@ def _call_cells(call: CallBudget) -> Iterator[str]:
     yield call.fit
 
 
+# With a longer title of the setting, a sweep would be wider than 80 columns.
+_LONGEST_TITLE: Final = 16
+
+
+def _in_two_lines(title: str) -> str:
+    """Return a long name of a setting with a line break near its middle."""
+    if len(title) <= _LONGEST_TITLE or "_" not in title:
+        return title
+    breaks = [i + 1 for i, letter in enumerate(title) if letter == "_"]
+    middle = min(breaks, key=lambda i: abs(i - len(title) / 2))
+    return f"{title[:middle]}\n{title[middle:]}"
+
+
 def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(_in_two_lines(title), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -180,6 +180,13 @@ def test_what_is_no_model_to_serve_is_one_line(tmp_path):
         assert message in ran.stderr.splitlines()[0]
 
 
+def test_a_sweep_of_a_long_name_is_no_wider_than_a_terminal(model):
+    ran = plan(model, "--gpu-name", "H100", "--sweep", "gpu_memory_utilization=0.8,0.9")
+    lines = ran.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split()[0] == "0.9"
+
+
 def test_the_largest_value_that_fits_is_solved(model):
     asked = (model, "--gpu-memory", "24GiB", "--engine-version", "0.30.0")
     answer = record(*asked, "--solve", "max_model_len")
