@@ -245,6 +245,7 @@ def annotate(
     attempts: Sequence[Attempt] = (),
     *,
     why_whole: str | None = None,
+    why_not_joined: str | None = None,
 ) -> None:
     """Add the diagnosis to an exception's notes, and mark the exception as explained.
 
@@ -256,6 +257,7 @@ def annotate(
         incident: the failure with its causes and actions.
         attempts: the attempts made here.
         why_whole: why the call was not split, and what to write instead; None: no reason.
+        why_not_joined: why the parts' results cannot be joined; None: that was not tried.
     """
     from oomguard.report.note import note_in_guard, tried
 
@@ -263,6 +265,6 @@ def annotate(
         for line in tried(attempts):
             add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
         return
-    add_note(error, note_in_guard(incident, attempts, why_whole))
+    add_note(error, note_in_guard(incident, attempts, why_whole, why_not_joined))
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]

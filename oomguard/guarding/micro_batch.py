@@ -389,6 +389,7 @@ class MicroBatchRun:
         self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
+        self._why_not_joined: str | None = None
         self._incident: Incident | None = None
 
     def run(
@@ -530,6 +531,7 @@ class MicroBatchRun:
             # Cached blocks of another part size are too small for this part's tensors.
             torch_memory.empty_cache()
             rows = stop - self._next_row
+            ran_beside_others = concurrency.others_run()
             before = torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
             with (
@@ -560,6 +562,8 @@ class MicroBatchRun:
                 continue
             if error is not None:
                 return self._failed_in_part(error, stop)
+            if ran_beside_others or concurrency.others_run():
+                before = peak = None
             self._measured.add(rows, before, peak)
             self._next_row = stop
             self._resize(before)
@@ -709,13 +713,12 @@ class MicroBatchRun:
             result, error = run_guarded(self._gathered.result_of, (self._call,), {})
         if error is not None:
             clear(error)
-            why = f"its rows cannot be joined: {error}"
+            self._why_not_joined = f"The results of the parts cannot be joined: {error}"
             if may_be_oom(error):
-                why = (
-                    f"the results of all {self._rows} rows do not fit on the device together. "
-                    f"{_FEWER_RESULTS}"
+                self._why_not_joined = (
+                    f"The rows fit in parts, but the results of all {self._rows} rows do not fit "
+                    f"on the device together. {_FEWER_RESULTS}"
                 )
-            self._not_splittable = self._not_splittable or why
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
@@ -738,7 +741,13 @@ class MicroBatchRun:
         why_whole = self._not_splittable
         if why_whole is None and self._rows == 1:
             why_whole = getattr(self._call, "advice_for_one_row", None)
-        annotate(error, self._incident, self._ledger.attempts, why_whole=why_whole)
+        annotate(
+            error,
+            self._incident,
+            self._ledger.attempts,
+            why_whole=why_whole,
+            why_not_joined=self._why_not_joined,
+        )
         let_go(error)
         return leave_in(error, partial, why_whole)
 
