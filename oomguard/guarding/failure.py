@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
@@ -171,6 +171,24 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
     weights: int = sum(tensor.nbytes for tensor in tensors.values() if torch_memory.counts(tensor))
     return max(0, base_bytes - weights)
+
+
+# If less than this fraction of what the failed call held is left, a full collection is not needed.
+_LEFT_SHARE: Final = 16
+
+
+def release_after(failure: Incident, model: Any) -> None:
+    """Free what a failed call left behind, after its frames are cleared.
+
+    Cycles may keep tensors alive. A full garbage collection finds them all, but it takes longer
+    than many calls, so it runs only if much is left besides the model.
+    """
+    torch_memory.release(newest_only=True)
+    live = torch_memory.live_bytes(model)
+    left = _held_before(model, live)
+    held = failure.number("allocated_bytes")
+    if live is None or left is None or held is None or left * _LEFT_SHARE > held - live + left:
+        torch_memory.release()
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:

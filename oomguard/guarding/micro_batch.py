@@ -31,6 +31,7 @@ from oomguard.guarding.failure import (
     frames_of,
     in_phase,
     let_go,
+    release_after,
     row_bytes_at_failure,
     run_guarded,
     scan_error,
@@ -637,7 +638,7 @@ class MicroBatchRun:
         )
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
-        torch_memory.release()
+        release_after(failure, self._call.model)
         model = self._model(failure)
         from oomguard.diagnosis.diagnose import default_rules
 
