@@ -173,21 +173,26 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
     return max(0, base_bytes - weights)
 
 
-# If less than this fraction of what the failed call held is left, a full collection is not needed.
-_LEFT_SHARE: Final = 16
+# If less than this fraction of what the failed call held is left, a full collection is not needed,
+# unless so few rows failed that one of them may need all of the device.
+_LEFT_SHARE: Final = 4
+_FEW_ROWS: Final = 8
 
 
-def release_after(failure: Incident, model: Any) -> None:
+def release_after(failure: Incident, model: Any, rows: int) -> None:
     """Free what a failed call left behind, after its frames are cleared.
 
     Cycles may keep tensors alive. A full garbage collection finds them all, but it takes longer
-    than many calls, so it runs only if much is left besides the model.
+    than many calls, so it runs only if much is left besides the model, or for a few ``rows``.
     """
     torch_memory.release(newest_only=True)
     live = torch_memory.live_bytes(model)
     left = _held_before(model, live)
     held = failure.number("allocated_bytes")
-    if live is None or left is None or held is None or left * _LEFT_SHARE > held - live + left:
+    if rows < _FEW_ROWS or live is None or left is None or held is None:
+        torch_memory.release()
+        return
+    if left * _LEFT_SHARE > held - live + left:
         torch_memory.release()
 
 

@@ -638,7 +638,7 @@ class MicroBatchRun:
         )
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
-        release_after(failure, self._call.model)
+        release_after(failure, self._call.model, size)
         model = self._model(failure)
         from oomguard.diagnosis.diagnose import default_rules
 
