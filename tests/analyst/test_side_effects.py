@@ -60,7 +60,7 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
         "The command may run again from the beginning; oomguard detected no written files"
         in ran.stderr
     )
-    assert "failed=while the engine started" in ran.stderr
+    assert 'failed="while the engine started"' in ran.stderr
 
 
 WRITES = {
@@ -130,7 +130,7 @@ def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
     ran = run(work, body)
 
     assert ran.returncode == 1
-    assert f"path={held} known=one of its processes had the file open for writing" in ran.stderr
+    assert f'path={held} known="one of its processes had the file open for writing"' in ran.stderr
 
 
 def test_the_file_that_the_output_goes_to_does_not_count(work):
@@ -164,7 +164,7 @@ def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
 
     assert ran.returncode == 0, ran.stderr
     assert (
-        "The command may run again from the beginning; a restarted server does not repeat requests: failed=after the engine was up"
+        'The command may run again from the beginning; a restarted server does not repeat requests: failed="after the engine was up"'
         in ran.stderr
     )
     assert "The command served requests: at_least=1" in ran.stderr

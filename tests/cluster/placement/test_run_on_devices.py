@@ -43,7 +43,7 @@ def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 2 * GIB})
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible=1 order=PCI_BUS_ID\n")
-    assert "its memory need is unknown" in errors
+    assert "Its memory need is unknown" in errors
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anyth
     )
     assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(1)]]), errors
     assert (
-        f"Running the command again: device={simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}"
+        f'Running the command again: device="{simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}"'
         in errors
     )
 
@@ -164,14 +164,14 @@ def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
     (gpus.folder / "use.1").write_text("")
     errors = job.communicate(timeout=200)[1]
     assert (job.returncode, used(gpus)) == (0, [[simulated_gpus.uuid(0)]]), errors
-    assert "waiting for a device" in errors
+    assert "Waiting for a device" in errors
 
 
 def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):
     gpus.are("fails init 18")
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible= order=\n")
-    assert "did not choose devices" in errors
+    assert "Did not choose devices" in errors
     assert "version mismatch" in errors
     assert run(gpus, ("--gpus", "2,"), PRINT)[1] == "visible=2 order=PCI_BUS_ID\n"
 

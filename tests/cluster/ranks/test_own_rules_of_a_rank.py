@@ -29,7 +29,7 @@ WROTE = side_effects_row(SideEffects(changed_files=("/w/m.prom",)))
         (Policy(minimum={"max_model_len": 16384}), "below your floor of 16384"),
         (
             Policy(allow=Effect.OUTPUT_PRESERVING),
-            "--allow output-preserving forbids what reduces-capacity",
+            "--allow output-preserving does not permit reduces-capacity",
         ),
         (
             Policy(needed={"max_model_len": LeastValue(float("inf"), "it asks for")}),
@@ -89,7 +89,7 @@ def test_rank_0_tells_what_each_rank_repeats_where_the_user_permits_it(job):
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert (
-        "oomguard: may run again from the beginning; --idempotent permits repeating its side effects: rank=0"
+        "oomguard: May run again from the beginning; --idempotent permits repeating its side effects: rank=0"
         in ended[0][2]
     )
     assert "results.jsonl" in ended[0][2]
