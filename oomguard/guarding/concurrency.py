@@ -87,7 +87,7 @@ def have_ended(error: BaseException, model: Any) -> bool:
         if not _others_run_on(devices) and not _others_are_alone_on(devices):
             return False
     get_logger().warning(
-        "out of memory while other threads used the GPU; retrying this call alone after them"
+        "Out of memory while other threads used the GPU; retrying this call alone after them"
     )
     clear(error)  # the other calls need the memory of this one
     torch_memory.release()
