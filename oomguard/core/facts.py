@@ -347,6 +347,9 @@ def _specs() -> dict[str, FactSpec]:
             "the traceback contains the process's first call to the device",
         ),
         ("attention_frames", "bool", "the traceback contains attention code"),
+        ("eager_frames", "bool", "the traceback contains eager attention of transformers"),
+        ("logits_frames", "bool", "the traceback computes the logits of a transformers model"),
+        ("single_row", "bool", "the text shows that the call had one row"),
         (
             "evaluation_frames",
             "bool",
