@@ -20,6 +20,7 @@ from oomguard.analyst.side_effects import OwnFiles, of_journal
 from oomguard.cli.options import (
     CommandAfterDashes,
     Duration,
+    HostReserve,
     console,
     journal_option,
     option,
@@ -345,6 +346,17 @@ JOURNAL_BUSY_S: Final = 1.0
     help="Time between a stop signal and killing the command.",
 )
 @option(
+    "--host-reserve",
+    type=HostReserve(),
+    default="auto",
+    show_default=True,
+    metavar="SIZE",
+    help=(
+        "Stop the command before less host memory than SIZE is left. 0 turns this off. auto: the "
+        "larger of 2 GiB and 4%, below a container's limit and where the GPU shares host memory."
+    ),
+)
+@option(
     "--pty/--no-pty",
     default=True,
     show_default=True,
@@ -378,6 +390,7 @@ def command(
     reuse: bool,
     input_file: str | None,
     grace: float,
+    host_reserve: int | str,
     pty: bool,
     log_format: str,
     quiet: bool,
@@ -418,11 +431,13 @@ def command(
         quiet=quiet,
         is_json=log_format == "json",
         status_by_cause=choices.has_status_by_cause,
+        host_reserve_bytes=None if host_reserve == "auto" else host_reserve,
         input_path=None if input_file is None else str(Path(input_file).absolute()),
     )
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
+        link.options["host_reserve_bytes"] = 0  # the outer run watches
     choices = choices.check(is_inside=outer is not None)
     if outer is None:
         relaunches = choices.max_relaunches(max_relaunches)

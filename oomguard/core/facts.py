@@ -511,6 +511,11 @@ def _specs() -> dict[str, FactSpec]:
             "limit of an engine process's private memory, from ulimit -d",
         ),
         ("host_total_bytes", "int", "total memory of the host"),
+        ("host_reserve_bytes", "int", "host memory that oomguard keeps free"),
+        ("host_room_bytes", "int", "host memory that the command may use above the reserve"),
+        ("host_growth_bytes", "int", "growth of the host memory in use, per second"),
+        ("host_machine_bytes", "int", "total memory of the machine, above any limit"),
+        ("engine_in_host_memory", "bool", "weights and KV cache are in the host's memory"),
         # the user's own line, from a traceback
         ("call_file", "str", "user file whose call failed, without its folder"),
         ("call_line", "int", "line of that file"),
