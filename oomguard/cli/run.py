@@ -415,6 +415,7 @@ def command(
             "oomguard run cannot be called from another command",
             hint="for example: oomguard run -- python script.py",
         )
+    from oomguard.analyst.host_trend import HostTrend
     from oomguard.analyst.journal_hook import JournalHook
     from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.nested_run import outer_run
@@ -476,7 +477,7 @@ def command(
         dry_run,
         on_failure,
         idempotent,
-        AttemptHooks((start, *support.companions)),
+        AttemptHooks((start, HostTrend(link.signals.watcher.pid), *support.companions)),
         restarts=support.restarts,
         ended_by_us=lambda: start.ended_by_us() or support.ended_by_us(),
         placing=support.assign_devices(),
