@@ -95,7 +95,7 @@ class Trend:
         if len(points) < _PARTS * 0.75:
             return None
         growth = slope(points)
-        used = points[-1][1]
+        used = min(size for _, size in points[-2:])
         if growth <= 0:
             return None
         recent_s = now_s - window_s / _PARTS
