@@ -13,7 +13,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
 
-.PHONY: demo demo-vllm demo-fleet setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions row-independence demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm demo-survive demo-fleet setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions row-independence demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -33,6 +33,9 @@ demo: .venv/ready              ## a real log diagnosed, then a real model saved 
 
 demo-vllm: .venv/ready .venv-vllm/ready   ## the real vLLM on the CPU: fails, is diagnosed, relaunched once, answers
 	@$(BIN)/python examples/demo_vllm.py
+
+demo-survive: .venv/ready .venv-vllm/ready   ## the real vLLM server: ten streams go on while a request that does not fit fails alone
+	@$(BIN)/python examples/demo_survive.py
 
 demo-seeds: .venv/ready .venv-vllm/ready   ## three questions that users asked, on the real vLLM: what fails, what of the advice helps
 	@$(BIN)/python examples/seed_scoring.py
@@ -79,7 +82,7 @@ typecheck: .venv/ready-dev
 # Each with the minutes it takes on 2 cores. BENCH_RESUME=FOLDER keeps the results of the long ones, case by case.
 BENCHMARKS := import_time:0.1 install_size:1 plan_time:0.2 guard_overhead:0.1 guard_latency:2 short_log:0.2 published_starts:0.5 fit_constants:1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 sglang_remedies:0.1 \
 	throughput:1 run_throughput:3 run_start:0.2 run_cost:0.2 run_same:3 many_runs:1 kill_rounds:6 generate_peak:2 batch_cases:20 healthy_logs:11
-VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15
+VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15 step_recovery:30
 
 bench: .venv/ready-bench       ## the figures, each beside its goal; ends with those that were missed
 	@scripts/bench $(BIN)/python $(BENCHMARKS)
@@ -118,8 +121,11 @@ fuzz-atheris: .venv/ready-dev  ## the same checks guided by coverage; FUZZ_CORPU
 	$(PIP) -e '.[docs]'
 	touch $@
 
-docs: .venv/ready-docs         ## the site in site/; a link or an anchor that leads nowhere fails
+docs: .venv/ready-docs         ## the site in site/, with llms.txt and each page's Markdown; a link or an anchor that leads nowhere fails
+	$(BIN)/python scripts/error_messages_page.py
+	$(BIN)/python scripts/docs_site.py reference
 	$(BIN)/zensical build --strict --clean
+	$(BIN)/python scripts/docs_site.py markdown
 
 docs-output: .venv/ready-dev   ## write into the pages what their commands print now
 	$(BIN)/python scripts/docs_output.py
@@ -128,4 +134,4 @@ wheel: .venv/ready-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venv-vllm .venv-hf dist build site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-hf dist build site docs/reference docs/rules .mypy_cache .ruff_cache .pytest_cache

@@ -174,7 +174,7 @@ def main() -> None:
         type=Path,
         action="append",
         default=[],
-        help="more records, of oomguard report",
+        help="more records, of oomguard contribute",
     )
     asked = parser.parse_args()
     rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]

@@ -12,7 +12,7 @@ import psutil
 
 from oomguard.supervisor import process
 from oomguard.supervisor.output_buffer import OutputBuffer
-from oomguard.supervisor.process import become_subreaper
+from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput
 from support.figure import conclude

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from oomguard.engines.vllm.package import is_known, verified_versions
 from support.figure import conclude, skip
-from support.vllm_guard import guard_rows
+from support.vllm_guard import guard_rows, recovers, recovery_rows
 from support.vllm_names import cited_rows, command_rows, endpoint_rows, import_rows, variable_rows
 from support.vllm_printed import log_rows, printed_rows
 from support.vllm_rows import Row, argument_rows, caller_rows, server_rows
@@ -42,6 +42,8 @@ def relied_on(package: Path, version: str, data: dict[str, Any]) -> Iterator[Row
     yield from variable_rows(package, version, data["variables"])
     yield from import_rows(package, version, data["imports"])
     yield from guard_rows(package, version, data["guard"])
+    if recovers(version):
+        yield from recovery_rows(package, version)
     yield from endpoint_rows(package, version, data["endpoints"])
     yield from cited_rows(package, version)
     yield from command_rows(package, version, data["commands"])

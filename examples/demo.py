@@ -1,6 +1,4 @@
-"""The main job in two minutes: a real log diagnosed, then a real model kept from running out of
-memory.
-"""
+"""Show oomguard in two minutes: diagnose a real log, then rescue a real model call."""
 
 import os
 import pathlib
@@ -69,7 +67,7 @@ def main() -> None:
     console.print(attempts_table(g.attempts))
     same = int((result == expected).all(dim=1).sum())
     console.print(
-        f"Rows equal to those of a run without a limit, in order: {same} of {len(expected)}",
+        f"Rows equal to a run without a memory limit, in order: {same} of {len(expected)}",
         style="bold",
     )
     if same != len(expected):

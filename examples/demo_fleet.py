@@ -1,6 +1,4 @@
-"""A fleet on one machine: a two-node Ray on which one rank of four fails; all start again with one
-plan, and their logs are summed up.
-"""
+"""Relaunch a job of four ranks on two Ray nodes after one rank fails, then summarize its logs."""
 
 import os
 import subprocess
@@ -19,8 +17,10 @@ OOMGUARD = [sys.executable, "-m", "oomguard"]
 
 
 def run_job(address: str, folder: Path) -> list[tuple[str, int]]:
-    """Run four ranks as actors, two a node; return node and exit status of each. Their output goes
-    to a log a rank.
+    """Run four ranks as actors, two per node, each with its own log.
+
+    Returns:
+        The node and the exit status of each rank.
     """
     import ray
 
@@ -47,7 +47,7 @@ def run_job(address: str, folder: Path) -> list[tuple[str, int]]:
         "--journal",
         str(folder / "journal.sqlite3"),
     ]
-    told = []
+    pending = []
     for rank in range(RANKS):
         if rank == NARROW:
             room = ROOM_TOKENS
@@ -60,8 +60,8 @@ def run_job(address: str, folder: Path) -> list[tuple[str, int]]:
             "WORLD_SIZE": str(RANKS),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        told.append(Rank.remote().run.remote(rank, command, env))
-    ended: list[tuple[str, int]] = ray.get(told)
+        pending.append(Rank.remote().run.remote(rank, command, env))
+    ended: list[tuple[str, int]] = ray.get(pending)
     ray.shutdown()
     return ended
 
@@ -102,9 +102,9 @@ def main() -> int:
             for rank, (where, status) in enumerate(ended):
                 console.print(f"  rank {rank} on node {where}: exit status {status}", markup=False)
             console.rule("3. What failed, over all logs, read by the cluster's workers")
-            console.print("$ oomguard diagnose --engine ray --summary logs", style="bold")
+            console.print("$ oomguard diagnose --on ray --summary logs", style="bold")
             env = os.environ | {"RAY_ADDRESS": cluster.address}
-            words = [*OOMGUARD, "diagnose", "--engine", "ray", "--summary", "logs"]
+            words = [*OOMGUARD, "diagnose", "--on", "ray", "--summary", "logs"]
             summary = subprocess.run(words, cwd=folder, env=env, check=False).returncode
         finally:
             cluster.shutdown()

@@ -1,5 +1,7 @@
-"""One rank of the fleet's demo: a length that its device has no room for ends it in vLLM's words,
-the others wait for it in every step.
+"""Simulate one rank of the fleet demo.
+
+If the context length does not fit, the rank ends with vLLM's error message. Otherwise it waits for
+the other ranks in each step, as a collective operation does.
 """
 
 import json
@@ -15,8 +17,8 @@ steps = Path(sys.argv[2])
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
 length = overrides.get("max_model_len", 32768)
 if overrides:
-    with Path(os.environ["OOMGUARD_VLLM_ACKNOWLEDGE"]).open("a") as told:
-        told.write(json.dumps({"pid": os.getpid(), "order": 1, "applied": overrides}) + "\n")
+    with Path(os.environ["OOMGUARD_VLLM_ACKNOWLEDGE"]).open("a") as file:
+        file.write(json.dumps({"pid": os.getpid(), "order": 1, "applied": overrides}) + "\n")
 print("INFO 11-26 07:14:27 [api_utils.py:286] non-default args: {'model': './tiny'}", flush=True)
 if length > room_tokens:
     sys.exit(

@@ -1,6 +1,4 @@
-"""The real vLLM on the CPU: it fails to start, is diagnosed, started again once, and answers a
-request.
-"""
+"""Rescue a real vLLM server on the CPU: diagnose its failed start, relaunch it, send a request."""
 
 import json
 import os
@@ -59,7 +57,7 @@ def main() -> None:
 
 
 def ours(errors: str) -> str:
-    """What oomguard printed between the lines of the server."""
+    """Return only the lines that oomguard printed."""
     kept = []
     tail = False
     for line in errors.splitlines():

@@ -1,8 +1,9 @@
-"""Make the tiny models of the seed programs, offline and with random weights: python
-make_seed_models.py KIND FOLDER.
+"""Write the tiny models of the seed programs, offline and with random weights.
 
-Small where it costs time, wide where the seed's memory goes: a vocabulary of 128256, a long KV
-cache, an encoder's MLP.
+    python make_seed_models.py KIND FOLDER
+
+The models are small except in the part that uses the memory in each seed: a vocabulary of 128,256
+tokens, a long KV cache, or an encoder's MLP.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ CHAT = (
 
 
 def scored(folder: Path) -> None:
-    """One small layer under the vocabulary of Llama 3; wide logits, so that perplexity is no
-    constant.
+    """Write one small layer with the vocabulary of Llama 3.
+
+    The large initializer range spreads the logits, so that the perplexity varies.
     """
     config = LlamaConfig(
         vocab_size=128256,
@@ -49,10 +51,10 @@ def scored(folder: Path) -> None:
 
 
 def drafted(folder: Path) -> None:
-    """A target of 8 layers and a draft of 4, each token 32 and 16 KiB of KV cache.
+    """Write a target of 8 layers and a draft of 4, with 32 and 16 KiB of KV cache per token.
 
-    The target's upper layers add nothing to its lower ones, and those are the draft's: what is
-    drafted is accepted.
+    The draft is the lower half of the target, and the upper half adds nothing. So the target
+    accepts every drafted token.
     """
     config = LlamaConfig(
         vocab_size=512,
@@ -76,13 +78,11 @@ def drafted(folder: Path) -> None:
 
 
 def vision(folder: Path) -> None:
-    """A PaliGemma without weights: 576 tokens an image, an encoder of one layer whose MLP is 128
-    times as wide as it is.
-    """
-    place = folder / "vision"
+    """Write a PaliGemma without weights: 576 tokens per image, one encoder layer with a wide MLP."""
+    target = folder / "vision"
     images = SiglipImageProcessorPil(size={"height": 336, "width": 336})
     images.image_seq_length = 576
-    PaliGemmaProcessor(images, _tokenizer(), chat_template=CHAT).save_pretrained(place)
+    PaliGemmaProcessor(images, _tokenizer(), chat_template=CHAT).save_pretrained(target)
     encoder = SiglipVisionConfig(
         hidden_size=128,
         intermediate_size=16384,
@@ -110,7 +110,7 @@ def vision(folder: Path) -> None:
         image_token_index=3,
         projection_dim=128,
         architectures=architectures,
-    ).save_pretrained(place)
+    ).save_pretrained(target)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

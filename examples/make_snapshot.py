@@ -1,10 +1,10 @@
-"""Write an allocation snapshot as torch dumps one, without a GPU: 24 GiB in pieces, of which 1.5
-GiB were refused.
+"""Write a memory snapshot in PyTorch's format, without a GPU.
 
     python examples/make_snapshot.py [FILE]
 
-It has the form of torch 2.13 (torch/csrc/cuda/memory_snapshot.cpp), so torch's own viewer opens it
-too. The figures are made up.
+It shows a fragmented GPU of 24 GiB on which an allocation of 1.5 GiB failed. The format is that of
+torch 2.13 (torch/csrc/cuda/memory_snapshot.cpp), so PyTorch's viewer opens the file too. The
+numbers are invented.
 """
 
 import pickle
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def stack(*lines: tuple[str, int, str]) -> list[dict[str, Any]]:
-    """Return a stack as torch notes it, innermost frame first: C++ frames on top, then Python's."""
+    """Return a stack in PyTorch's form: innermost frame first, C++ frames before Python frames."""
     inner = [
         ("torch::unwind::unwind()", "??", 0),
         ("torch::CapturedTraceback::gather(bool, bool, bool)", "??", 0),
@@ -41,10 +41,10 @@ def stack(*lines: tuple[str, int, str]) -> list[dict[str, Any]]:
 
 
 class Recorder:
-    """A snapshot in the making: segments with their blocks in order, and what happened.
+    """Collect the segments, blocks and events of a snapshot.
 
     Args:
-        devices: how many GPUs it is of.
+        devices: the number of GPUs.
     """
 
     def __init__(self, devices: int = 1) -> None:
@@ -62,8 +62,11 @@ class Recorder:
         pool: tuple[int, int] = (0, 0),
         is_expandable: bool = False,
     ) -> None:
-        """Add a segment of blocks: bytes, ``active_allocated``, ``active_pending_free`` or
-        ``inactive``, and the stack of each.
+        """Add a segment.
+
+        Args:
+            blocks: for each block its bytes, its state (``active_allocated``,
+                ``active_pending_free`` or ``inactive``) and its stack.
         """
         address = self._address
         rows = []
@@ -108,7 +111,7 @@ class Recorder:
     def refuse(
         self, size: int, device_free: int, frames: list[dict[str, Any]], *, device: int = 0
     ) -> None:
-        """Add an allocation that failed, with what the driver had free."""
+        """Add a failed allocation; ``device_free`` is the driver's free memory in bytes."""
         self._event(device, "oom", size, frames, device_free=device_free, stream=0)
 
     def _event(
@@ -125,7 +128,7 @@ class Recorder:
         self.traces[device].append({**row, "user_metadata": "", "frames": frames})
 
     def snapshot(self) -> dict[str, Any]:
-        """Return it as ``torch.cuda.memory._snapshot()`` does."""
+        """Return the snapshot in the form of ``torch.cuda.memory._snapshot()``."""
         return {
             "segments": self.segments,
             "device_traces": self.traces,
@@ -135,7 +138,7 @@ class Recorder:
 
 
 def in_pieces() -> dict[str, Any]:
-    """Return the snapshot of a device on which enough is free, in pieces that are too small."""
+    """Return the snapshot of a device whose free memory is split into pieces that are too small."""
     made = Recorder()
     load = stack(("/job/model.py", 41, "load_weights"), ("/job/extract.py", 12, "main"))
     cache = stack(
@@ -151,7 +154,7 @@ def in_pieces() -> dict[str, Any]:
     graph = stack(("/job/graphs.py", 19, "capture"), ("/job/extract.py", 15, "main"))
     for _ in range(28):
         made.segment([(512 * MIB, "active_allocated", load)])
-    for _ in range(16):  # every second block of a cache was freed, between two that are in use
+    for _ in range(16):  # each free block of the cache lies between two used blocks
         made.segment(
             [
                 (96 * MIB, "active_allocated", cache),

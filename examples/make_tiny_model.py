@@ -1,5 +1,6 @@
-"""Make a real, tiny Llama with random weights and a tokenizer, offline: python make_tiny_model.py
-FOLDER.
+"""Write a tiny Llama with random weights and a tokenizer, offline.
+
+python make_tiny_model.py FOLDER
 """
 
 import sys
@@ -32,8 +33,8 @@ def make(folder: str) -> None:
         num_key_value_heads=2,
         max_position_embeddings=32768,
     )
-    # float16: vLLM's CPU attention in bfloat16 takes AMX, which some virtual machines show and do
-    # not enable.
+    # Use float16, because vLLM's CPU attention in bfloat16 needs AMX. Some virtual machines report
+    # AMX but do not enable it.
     LlamaForCausalLM(config).to(torch.float16).save_pretrained(folder)
 
 

@@ -1,9 +1,9 @@
-"""``vllm serve`` on simulated GPUs, as far as placing it goes: it finds its devices as vLLM does,
-takes its share, and speaks vLLM's words.
+"""Simulate ``vllm serve`` on simulated GPUs: find the devices, use a share, print vLLM's messages.
 
-simulated_gpus.py puts it on PATH as ``vllm``. Loading takes SIMULATED_START_S, serving
-SIMULATED_RUN_S, each two tenths of a second where nothing is said. A neighbour that comes while it
-profiles is one that SIMULATED_NEIGHBOUR names: bytes, taken at its first start alone.
+simulated_gpus.py puts it on PATH as ``vllm``. Three environment variables control it:
+
+- SIMULATED_START_S, SIMULATED_RUN_S: seconds for loading and for serving (default 0.2).
+- SIMULATED_NEIGHBOUR: bytes that another process takes during the first start.
 """
 
 import argparse
@@ -27,16 +27,14 @@ CORE = "(EngineCore pid=2) "
 
 
 def note(what: str, uuids: list[str]) -> None:
-    """Write a line of what happened to which devices, for who checks that no two starts met."""
+    """Record an event and its devices, so that a test can check that no two starts overlap."""
     with open(folder / "happened", "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{time.monotonic():.4f} {os.getpid()} {what} {','.join(uuids)}\n")
 
 
 def devices() -> list[tuple[str, int]]:
-    """Return the devices that the variable leaves, each with its size, as this version of the
-    engine finds them.
-    """
+    """Return the visible devices with their sizes, as this version of the engine finds them."""
     there = [line.split() for line in (folder / "devices").read_text().splitlines()]
     sizes = {words[1]: int(words[2]) for words in there if words[0] in ("gpu", "mig")}
     by_index = [words[1] for words in there if words[0] == "gpu"]
@@ -54,7 +52,7 @@ def devices() -> list[tuple[str, int]]:
 
 
 def held(uuid: str) -> int:
-    """Return what the living hold of a device."""
+    """Return the bytes that living processes use on a device."""
     total = 0
     for path in folder.glob("use.*"):
         if Path("/proc", path.suffix[1:]).exists():

@@ -1,12 +1,11 @@
-"""GPUs that are not there: run a command on a machine whose NVML tells of simulated ones.
+"""Run a command on a machine with simulated GPUs.
 
     python simulated_gpus.py [--gpus N] [--size GIB] [--vllm VERSION] -- COMMAND …
 
-NVML is a C library, compiled here from simulated_gpus.c and put before the driver's own;
-nvidia-ml-py asks it as it asks any. Which GPUs there are stands in a file, and what a process holds
-in another, which counts for as long as the process lives: both may change while programs run. A
-``vllm`` that is as little there lies on PATH (simulated_engine.py). Tests, benchmarks and pages use
-it.
+This script compiles a replacement for the NVML library (simulated_gpus.c) and puts it before the
+driver's library. One file lists the GPUs; another lists the bytes of each process and counts while
+the process lives. Both may change while programs run. simulated_engine.py is on PATH as ``vllm``.
+Tests, benchmarks and documentation pages use this script.
 """
 
 from __future__ import annotations
@@ -53,29 +52,27 @@ def uuid(index: int) -> str:
 
 @dataclass(frozen=True)
 class Gpus:
-    """Simulated GPUs: the folder that tells of them, and the one where the library lies."""
+    """Describe simulated GPUs: the folder of their files, and the folder of the library."""
 
     folder: Path
     library: Path
 
     def are(self, *lines: str) -> None:
-        """Change what there is, at once: the lines of simulated_gpus.c."""
+        """Replace the list of devices atomically; simulated_gpus.c documents the lines."""
         new = self.folder / "devices.new"
         new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         new.replace(self.folder / "devices")
 
     def are_alike(self, count: int, size_gib: float = 24, name: str = "NVIDIA_RTX_A5000") -> None:
-        """Let there be so many of one kind."""
+        """Simulate several GPUs of one model."""
         self.are(*(line(i, size_gib, name) for i in range(count)))
 
     def held(self, pid: int, **bytes_by_uuid: int) -> None:
-        """Let a process hold bytes of GPUs."""
+        """Let a process use bytes of GPUs."""
         take(self.folder, pid, bytes_by_uuid)
 
     def engine(self, version: str = "0.32.0") -> None:
-        """Put the simulated engine on PATH as ``vllm`` of a version, with the package and the
-        metadata by which that is found.
-        """
+        """Put the simulated engine on PATH as ``vllm``, with a package and metadata of a version."""
         site = self.folder / "site"
         program = self.folder / "bin" / "vllm"
         for path in (site / "vllm", program.parent, site / f"vllm-{version}.dist-info"):
@@ -94,7 +91,7 @@ class Gpus:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the variables under which a program sees them, and leases of no other run."""
+        """Return the environment in which a program sees the GPUs, with a separate lease folder."""
         before = os.environ.get("PYTHONPATH")
         return {
             VARIABLE: str(self.folder),
@@ -107,13 +104,11 @@ class Gpus:
         }
 
     def happened_to(self, what: str) -> int:
-        """Return how many simulated engines have come so far: ``starts``, ``started``, ``ends``,
-        ``fails``.
-        """
+        """Count the events of one kind: ``starts``, ``started``, ``ends`` or ``fails``."""
         return sum(row[2] == what for row in self.happened())
 
     def happened(self) -> list[tuple[float, int, str, list[str]]]:
-        """Return what the simulated engines did: when, which process, what, on which devices."""
+        """Return the events of the simulated engines: time, process, event, devices."""
         path = self.folder / "happened"
         if path.exists():
             rows = [row.split() for row in path.read_text(encoding="utf-8").splitlines()]
@@ -128,7 +123,7 @@ def line(index: int, size_gib: float = 24, name: str = "NVIDIA_RTX_A5000", more:
 
 
 def take(folder: Path, pid: int, bytes_by_uuid: Mapping[str, int]) -> None:
-    """Let a process hold bytes of GPUs, by UUID; all of it is free again when it ends."""
+    """Let a process use bytes of GPUs, by UUID, until the process ends."""
     new = folder / f"new.{pid}"
     new.write_text(
         "".join(f"{name} {size}\n" for name, size in bytes_by_uuid.items()), encoding="utf-8"

@@ -1,11 +1,10 @@
-"""Start a PostgreSQL server of one's own in a temporary folder, run a command with its URL, and
-remove it.
+"""Start a temporary PostgreSQL server, run a command against it, and remove the server.
 
-    python examples/throwaway_postgresql.py -- COMMAND …      the command has OOMGUARD_JOURNAL, the
-    URL of an empty database
+    python examples/throwaway_postgresql.py -- COMMAND …
 
-It needs PostgreSQL's programs (Debian: apt-get install postgresql), and no rights: root starts it
-as the user postgres.
+The command finds the URL of an empty database in OOMGUARD_JOURNAL. PostgreSQL must be installed
+(Debian: apt-get install postgresql). The script needs no privileges; root starts the server as the
+user postgres.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PLACES = "/usr/lib/postgresql/*/bin"  # Debian's; several versions may be there
+_BIN_FOLDERS = "/usr/lib/postgresql/*/bin"  # Debian may have several versions
 LIMIT_S = 60
 
 
 def programs() -> Path | None:
-    """The folder of initdb and pg_ctl, the newest version's; None where PostgreSQL is not
-    installed.
-    """
-    found = [path.parent for path in Path("/").glob(_PLACES[1:] + "/initdb")]
+    """Return the folder of the newest initdb and pg_ctl; None if PostgreSQL is not installed."""
+    found = [path.parent for path in Path("/").glob(_BIN_FOLDERS[1:] + "/initdb")]
     if found:
         return max(found, key=lambda folder: float(folder.parent.name))
     on_path = shutil.which("initdb")
@@ -41,8 +38,9 @@ def programs() -> Path | None:
 
 
 class Server:
-    """A server with a socket in its folder and a port of 127.0.0.1; ``kill`` and ``start`` are for
-    those who try its death.
+    """Control a server with a socket in its folder and a port on 127.0.0.1.
+
+    ``kill`` and ``start`` simulate a crash and a recovery.
     """
 
     def __init__(self, folder: Path, bin_folder: Path) -> None:
@@ -76,19 +74,19 @@ class Server:
             file.write("shared_buffers = 32MB\nmax_connections = 120\n")
 
     def url(self, database: str, user: str = "team") -> str:
-        """The URL of a database."""
+        """Return the URL of a database."""
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Start it, and wait until it answers; after a kill it recovers first."""
+        """Start the server and wait until it answers; after a kill it recovers first."""
         self._do("pg_ctl", "-D", "data", "-l", "log", "-w", "-t", str(LIMIT_S), "start")
 
     def stop(self) -> None:
-        """Stop it, and end its connections."""
+        """Stop the server and end its connections."""
         self._do("pg_ctl", "-D", "data", "-m", "immediate", "-w", "-t", str(LIMIT_S), "stop")
 
     def kill(self) -> None:
-        """Kill it with SIGKILL; the processes that it started end by themselves."""
+        """Kill the server and its child processes with SIGKILL."""
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         own = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for each in (pid, *map(int, own)):
@@ -107,7 +105,7 @@ class Server:
         return self.url(database)
 
     def sql(self, database: str, statement: str) -> str:
-        """Run a statement, and return what psql prints of it."""
+        """Run a statement and return the output of psql."""
         return self._do(
             "psql",
             "-X",
@@ -129,8 +127,7 @@ class Server:
             as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         else:
             as_user = {}
-        # A server that is started goes on: what it writes goes to its log, and not where somebody
-        # waits for the end of it.
+        # pg_ctl leaves the server running. With a pipe, we would wait until the server closes it.
         with tempfile.TemporaryFile("w+") as out:
             ran = subprocess.run(
                 command, cwd=self.folder, env=_environment(self.folder), stdin=subprocess.DEVNULL, stdout=out,
@@ -145,8 +142,10 @@ class Server:
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    """A server that is there as long as the block; raises FileNotFoundError where PostgreSQL is not
-    installed.
+    """Run a server during the block.
+
+    Raises:
+        FileNotFoundError: if PostgreSQL is not installed.
     """
     bin_folder = programs()
     if bin_folder is None:
@@ -182,7 +181,7 @@ def main() -> int:
     if not command:
         print(__doc__, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the server goes with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
     with server() as one:
         env = {**os.environ, "OOMGUARD_JOURNAL": one.create("team")}
         return subprocess.run(command, env=env, check=False).returncode

@@ -1,9 +1,24 @@
-"""When LLM inference runs out of memory: say why with numbers, change the least that fits, run
-again, prove it.
+"""Explain why LLM inference ran out of memory, change as little as possible, and run it again.
 
-Everything public is here and loads on first use: ``import oomguard`` imports no engine, no numpy
-and nothing heavy. It imports nothing of Python's own either: with ``python -m oomguard`` this file
-runs while the working directory still comes first.
+Explain a log, an exception or a text, and print what to do first:
+
+    import oomguard
+
+    print(oomguard.diagnose(path="error.log"))
+
+Keep a job alive: if a call runs out of memory, oomguard runs its rows in smaller parts.
+
+    @oomguard.guard
+    def answer(prompts):
+        return model.generate(**tokenizer(prompts, return_tensors="pt", padding=True).to("cuda"))
+
+Estimate the memory before a start:
+
+    print(oomguard.plan("Qwen/Qwen3-8B", gpu_memory="24GiB", max_model_len=8192))
+
+Everything public loads on first use: ``import oomguard`` imports no engine, no numpy and nothing
+heavy. With ``python -m oomguard`` this file runs while the working directory still comes first, so
+it imports nothing of Python's own either.
 """
 
 from oomguard._version import __version__
@@ -16,7 +31,10 @@ if TYPE_CHECKING:
     from oomguard.comparison.comparison import Comparison
     from oomguard.comparison.diff import diff
     from oomguard.core.errors import (
+        ConfigError,
+        DeadlineError,
         InputError,
+        JournalError,
         LaunchError,
         OomguardError,
         PlacementError,
@@ -49,12 +67,15 @@ __all__ = [
     "CallBudget",
     "Cause",
     "Comparison",
+    "ConfigError",
+    "DeadlineError",
     "Diagnosis",
     "Effect",
     "FailedItem",
     "Guard",
     "Incident",
     "InputError",
+    "JournalError",
     "LaunchError",
     "MemoryUse",
     "OomguardError",
@@ -98,7 +119,10 @@ _HOMES = {
     "engines.ray.engine_arguments": ("ray_patched",),
     "engines.ray.runtime_env": ("ray_runtime_env",),
     "core.errors": (
+        "ConfigError",
+        "DeadlineError",
         "InputError",
+        "JournalError",
         "LaunchError",
         "OomguardError",
         "PlacementError",
@@ -122,6 +146,7 @@ _HOMES = {
     "telemetry.guarded_calls": ("enable_metrics",),
     "core.timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
+    "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }
 

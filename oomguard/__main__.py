@@ -12,7 +12,18 @@ def main() -> None:
     """Run the command line; from here on nothing is imported from the working directory."""
     words = sys.argv[2:]
     if sys.argv[1:2] == ["run"] and "--" in words[:-1]:
-        _run(words)
+        at = words.index("--")
+        command = words[at + 1 :]
+        # Whatever is wrong with oomguard, the command runs.
+        try:
+            _arm(command)
+            status = _supervised(words[:at], command)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except BaseException:  # noqa: BLE001
+            status = _become(command)
+        if status is not None:
+            raise SystemExit(status)
     try:
         from oomguard.core.safe_python import leave_working_directory
 
@@ -27,24 +38,6 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # before a sub-command takes care of it
         raise SystemExit(130) from None
-
-
-def _run(words: list[str]) -> None:
-    """Run the command behind ``--`` under the supervisor; return where only help is asked for.
-
-    Whatever is wrong with oomguard, the command runs.
-    """
-    at = words.index("--")
-    command = words[at + 1 :]
-    try:
-        _arm(command)
-        status = _supervised(words[:at], command)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BaseException:  # noqa: BLE001 - as said
-        status = _become(command)
-    if status is not None:
-        raise SystemExit(status)
 
 
 def _supervised(own: list[str], command: list[str]) -> int | None:

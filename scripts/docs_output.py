@@ -33,11 +33,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.relative_to(ROOT / "docs").parts[0] not in ("reference", "rules")  # from the code
+    ),
+)
 COPIED = {"CONTRIBUTING.md": ("oomguard", "rules", "docs", "examples", "pyproject.toml")}
 LEFT_OUT = "…"
 PORT = "8123"
 LIMIT_S = 600
+LEAST_LIKENESS = 0.4
 _BLOCK = re.compile(
     r"^(?P<output><!-- output(?:: (?P<how>[^\n]*?))? -->\n+)?"
     r"^(?P<fence>```+)(?P<language>\w*)(?: title=\"(?P<file>[^\"\n]+)\")?\n(?P<text>.*?)^(?P=fence)$",
@@ -255,7 +264,8 @@ def renewed(shown: list[str], printed: list[str]) -> list[str]:
     """The lines to show now; what was left out is left out again, from the same line to the same
     line.
 
-    Raises ValueError where such a line is printed no more.
+    A line that is worded otherwise now is found by its likeness. Raises ValueError if no line is
+    like it.
     """
     if LEFT_OUT not in (line.strip() for line in shown):
         return printed
@@ -271,13 +281,24 @@ def renewed(shown: list[str], printed: list[str]) -> list[str]:
         if number == 0:
             first = 0
         else:
-            first = now.index(stable(part[0]), at)
+            first = closest(stable(part[0]), now, at)
         if number == len(parts) - 1:
             at = len(now)
         else:
-            at = now.index(stable(part[-1]), first) + 1
+            at = closest(stable(part[-1]), now, first) + 1
         lines += printed[first:at]
     return lines
+
+
+def closest(line: str, lines: list[str], start: int) -> int:
+    """Return where a line is, from ``start`` on; if it is not there, the line most like it."""
+    if line in lines[start:]:
+        return lines.index(line, start)
+    likeness = [difflib.SequenceMatcher(None, line, one).ratio() for one in lines]
+    best = max(range(start, len(lines)), key=lambda at: likeness[at], default=start)
+    if start >= len(lines) or likeness[best] < LEAST_LIKENESS:
+        raise ValueError(f"no line is like {line!r}")
+    return best
 
 
 def write(block: Block, target: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import builtins
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -30,12 +33,15 @@ def test_the_public_names_are_exactly_these():
         "CallBudget",
         "Cause",
         "Comparison",
+        "ConfigError",
+        "DeadlineError",
         "Diagnosis",
         "Effect",
         "FailedItem",
         "Guard",
         "Incident",
         "InputError",
+        "JournalError",
         "LaunchError",
         "MemoryUse",
         "OomguardError",
@@ -110,3 +116,34 @@ def test_importing_oomguard_imports_itself_and_some_of_the_standard_library():
     )
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == "['oomguard']"
+
+
+def test_every_exception_that_a_docstring_names_is_public():
+    missing = set()
+    for name in oomguard.__all__:
+        found = getattr(oomguard, name)
+        texts = [found.__doc__ or ""]
+        if isinstance(found, type):
+            texts += [getattr(found, one).__doc__ or "" for one in dir(found) if one[0] != "_"]
+        for text in texts:
+            raises = re.split(r"\n\s*(?:Returns|Args|Yields):", text.partition("Raises:")[2])[0]
+            for error in re.findall(r"\b[A-Z]\w*Error\b", raises):
+                if not hasattr(oomguard, error) and not hasattr(builtins, error):
+                    missing.add(f"{name} raises {error}")
+
+    assert not missing
+
+
+def test_help_opens_with_an_example():
+    text = pydoc.plain(pydoc.render_doc(oomguard))
+
+    assert text.index("oomguard.diagnose(path=") < text.index("PACKAGE CONTENTS")
+    assert oomguard.__doc__.index("import oomguard\n") < 400
+
+
+def test_a_guard_shows_what_happened_and_nothing_of_how_it_works():
+    with oomguard.guard() as g:
+        public = [name for name in dir(g) if not name.startswith("_")]
+
+    assert public == ["attempts", "diagnosis", "partial", "snapshot"]
+    assert (g.attempts, g.diagnosis, g.partial, g.snapshot) == ((), None, None, None)

@@ -35,7 +35,7 @@ def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
     it was ``gathered`` in.
 
     Args:
-        more: files of `oomguard report`, a record a line.
+        more: files of `oomguard contribute`, a record a line.
         campaign: whether llm-d-planner's table counts.
     """
     rows = [json.loads(line) for line in OWN.read_text().splitlines()]

@@ -74,7 +74,7 @@ def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any
         is_given = setting not in never_given and (
             setting in text or setting.replace("_", "-") in text
         )
-        # Capacity may be taken unasked from what the user left alone (docs/run.md), outputs never.
+        # Capacity may be taken unasked from what the user left alone (docs/how-to/run.md), outputs never.
         if is_given:
             limit = permitted
         else:

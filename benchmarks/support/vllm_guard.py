@@ -8,8 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from packaging.version import Version
+
 from oomguard.engines.vllm.in_process import core_client
 from oomguard.engines.vllm.in_process.start import FREED
+from oomguard.engines.vllm.in_process.step_recovery import relied_on
 from oomguard.engines.vllm.package import parsed
 from oomguard.engines.vllm.starts import WATCHED
 from support.vllm_names import defines
@@ -71,8 +74,49 @@ def guard_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Itera
         yield text_row(looked, texts, stated=is_in(looked.versions, version))
 
 
+def recovery_rows(package: Path, version: str) -> Iterator[Row]:
+    """Yield what the recovery of a step holds on to; it acts on no version that lacks one."""
+    known = relied_on()
+    for row in known["hooks"]:
+        for name, parameters in row["functions"].items():
+            found = _parameters(package, row["module"], row["owner"], name)
+            yield Row(
+                "step recovery",
+                f"{row['module']}.{row['owner']}.{name}",
+                ", ".join(parameters),
+                ", ".join(found[: len(parameters)]),
+            )
+    for row in known["uses"]:
+        for name in row["names"]:
+            said = f"{row['module']}.{row['owner']}.{name}"
+            found = _has(package, row["module"], row["owner"], name)
+            yield presence("step recovery", said, stated=True, found=found)
+
+
+def recovers(version: str) -> bool:
+    """Return whether the recovery of a step acts on this version."""
+    known = relied_on()
+    minor = Version(version).release[:2]
+    return Version(known["first"]).release <= minor <= Version(known["newest"]).release
+
+
+def _parameters(package: Path, module: str, owner: str, name: str) -> list[str]:
+    """Return the parameters of a method; none if it is not there."""
+    path = (package.parent / Path(*module.split("."))).with_suffix(".py")
+    if not path.is_file():
+        return []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ClassDef) and node.name == owner:
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef) and one.name == name:
+                    return [argument.arg for argument in (*one.args.posonlyargs, *one.args.args)]
+    return []
+
+
 def _has(package: Path, module: str, owner: str, name: str) -> bool:
     path = (package.parent / Path(*module.split("."))).with_suffix(".py")
+    if not path.is_file():
+        path = path.with_suffix("") / "__init__.py"
     if not path.is_file():
         return False
     found = next(
@@ -90,5 +134,12 @@ def _has(package: Path, module: str, owner: str, name: str) -> bool:
         node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     named |= {node.attr for node in inside if isinstance(node, ast.Attribute)}
+    named |= {
+        target.id
+        for node in body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     named |= {ast.unparse(node.target) for node in inside if isinstance(node, ast.AnnAssign)}
     return name in named

@@ -1,7 +1,7 @@
-"""Activations on simulated GPUs, as far as their memory goes: 9 GiB on each device that it sees,
-for SIMULATED_RUN_S.
+"""Simulate a job that extracts activations: it uses 9 GiB on each visible GPU for a while.
 
-Where one has no room for them it ends as torch does. Started by examples/seed_placement.py.
+If a GPU has less free memory, the job ends with PyTorch's error message. SIMULATED_RUN_S sets how
+long it runs. examples/seed_placement.py starts it.
 """
 
 import os

@@ -1,6 +1,4 @@
-"""A user's job: perplexity by sliding windows, each scored by the log-probabilities of its own
-prompt.
-"""
+"""Compute a perplexity over sliding windows from prompt log-probabilities, as a user's job does."""
 
 import argparse
 import json
@@ -18,7 +16,7 @@ VOCABULARY = 128256
 
 
 def worker_bytes(field: str) -> int:
-    """A figure of /proc/PID/status, of the process of the engine that has most of it."""
+    """Return the largest value of a field of /proc/PID/status over the engine's processes."""
     sizes = []
     for child in psutil.Process().children(recursive=True):
         lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()

@@ -1,5 +1,8 @@
-"""A user's job with settings of its own: python speculate.py CONFIG.yaml reads `engine:` and
-`speculative_decoding:`.
+"""Generate with a draft model, as a user's job with its own configuration file does.
+
+    python speculate.py CONFIG.yaml
+
+The file has the sections `engine:` and `speculative_decoding:`.
 """
 
 import json

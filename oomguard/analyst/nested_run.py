@@ -34,7 +34,7 @@ def outer_run() -> int | None:
 
 def log_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None:
     """Log why no relaunch is left: the deadline, the limit, or an outer run that does them."""
-    if policy.max_relaunches == 0 and outer_run() is not None:
+    if policy.max_attempts == 1 and outer_run() is not None:
         get_logger().info("Another oomguard run is around this one and does the relaunches")
         return
     if is_time_over:
@@ -42,9 +42,9 @@ def log_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None:
         get_logger().warning("Not retried: the deadline has passed", **fields)
     else:
         get_logger().warning(
-            "Not retried: the limit of relaunches is reached",
+            "Not retried: the limit of attempts is reached",
             attempts=attempts,
-            max_relaunches=policy.max_relaunches,
+            max_attempts=policy.max_attempts,
         )
 
 

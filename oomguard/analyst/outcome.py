@@ -31,9 +31,9 @@ class CommandTerminator:
 
     def __call__(self, over: threading.Event) -> None:
         """Stop the command, unless ``over`` is set; wait until it is."""
-        self.signals.watcher.forward(int(signal.SIGTERM), None, None)
+        self.signals.reaper.forward(int(signal.SIGTERM), None, None)
         if not over.wait(self.wait_s):
-            self.signals.watcher.kill()
+            self.signals.reaper.kill()
 
     def is_stopped(self) -> bool:
         """Return whether the user asked to stop."""

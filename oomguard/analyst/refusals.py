@@ -15,7 +15,7 @@ from oomguard.engines.protocol import Launcher
 from oomguard.retry.ledger import Ledger
 
 # Reasons of the policy alone: if a scheduler starts the job again, the change can be made.
-NO_RELAUNCH: Final = "the limit of relaunches is reached"
+NO_RELAUNCH: Final = "the limit of attempts is reached"
 NO_TIME: Final = "its --deadline has passed"
 OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 
@@ -34,7 +34,7 @@ def refusal_of(
     """
     if dry_run:
         return "this is a dry run"
-    if number > ledger.policy.max_relaunches:
+    if number >= ledger.policy.max_attempts:
         return NO_RELAUNCH
     if ledger.time_left_s() <= 0:
         return NO_TIME

@@ -2,7 +2,7 @@
 
 A rerun command begins at the beginning, so it writes again what it wrote. oomguard detects files
 and requests, each with its evidence. It does not see a message to another machine, and it may miss
-a file (docs/run.md says which).
+a file (docs/how-to/run.md says which).
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.start_key import StartKey
 from oomguard.journal.known_good import KnownGood, KnownRun, last_run, tried_before
 from oomguard.remedy.policy import Policy, with_needed
-from oomguard.report.history import person
-from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from oomguard.journal.database import Database
@@ -63,7 +61,7 @@ def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Pat
         )
         return ()
     known, run, patches = found
-    changes = {patch.setting: arrow(patch) for patch in patches}
+    changes = {patch.setting: patch.change for patch in patches}
     held = f"{known.held} of {known.held + known.failed} times"
     if patches:
         event = "Reusing settings that worked before"
@@ -188,7 +186,7 @@ class _Reuse:
         why = policy.blocks(patch, Incident("other", "", settings=settings))
         if why is None:
             return None
-        return f"{name} {arrow(patch)} is not permitted ({why})"
+        return f"{name} {patch.change} is not permitted ({why})"
 
 
 def _of_all(known: KnownGood, tried: Sequence[KnownGood]) -> KnownGood:
@@ -232,7 +230,7 @@ def _by(run: KnownRun) -> dict[str, str]:
     """Return who measured it, if it was another user or host."""
     if run.who is None or (run.who, run.host) == (user_name(), host_name()):
         return {}
-    return {"by": person(run.who, run.host)}
+    return {"by": "@".join(filter(None, (run.who, run.host)))}
 
 
 def _unsure(known: KnownGood) -> dict[str, str]:

@@ -10,55 +10,73 @@ from typing import Any, Final
 import click
 
 from oomguard._version import __version__
-from oomguard.cli.config import read_configuration
+from oomguard.cli.command import Group, as_usage_error, warn_of_old_name, write_lines
+from oomguard.cli.config import read_configuration, source_of
 from oomguard.cli.standard_output import (
     GONE_STATUS,
     OutputLostError,
     flush_stream,
     separate_lost_output,
 )
-from oomguard.core.errors import OomguardError, exit_status_of
+from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 from oomguard.core.extensions import optional_commands
 
 # Name -> (module, one line for --help). The help page imports no sub-command.
 _COMMANDS: Final = {
-    "run": (
-        "oomguard.cli.run",
-        "Run a command; if it runs out of memory, explain why, change settings, and retry.",
-    ),
     "diagnose": (
         "oomguard.cli.diagnose",
         "Explain why memory ran out, from saved logs or standard input.",
     ),
-    "diff": (
-        "oomguard.cli.diff",
-        "Compare an engine start that worked with one that failed.",
+    "run": (
+        "oomguard.cli.run",
+        "Run a command; after an out-of-memory failure, fix it and rerun.",
     ),
     "plan": (
         "oomguard.cli.plan",
         "Estimate the memory of each GPU before you start anything.",
     ),
-    **optional_commands(),
-    "report": (
-        "oomguard.cli.report",
-        "Write the figures of a start as an anonymous record to contribute.",
+    "explain": (
+        "oomguard.cli.explain",
+        "Explain a rule's code, a kind of failure, or an error message in quotes.",
     ),
-    "history": (
-        "oomguard.cli.history",
-        "List past runs with their failures, changes, predictions and results.",
-    ),
-    "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "doctor": (
         "oomguard.cli.doctor",
         "Check this machine: versions, devices, plugin, variables, limits.",
     ),
+    "history": (
+        "oomguard.cli.history",
+        "List past runs with their failures, changes and results.",
+    ),
+    "diff": (
+        "oomguard.cli.diff",
+        "Compare an engine start that worked with one that failed.",
+    ),
+    **optional_commands(),
+    "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
+    "contribute": (
+        "oomguard.cli.contribute",
+        "Write the figures of a start as an anonymous record to contribute.",
+    ),
 }
+# Commands of the first section of the help page; all others are in the second.
+_MAIN: Final = ("diagnose", "run", "plan", "explain", "doctor")
+_OLD_NAMES: Final = {"report": "contribute"}
+_EXAMPLES: Final = (
+    "oomguard diagnose error.log",
+    "oomguard run -- vllm serve Qwen/Qwen3-8B",
+    "oomguard plan Qwen/Qwen3-8B --gpu-memory 24GiB",
+    "oomguard doctor",
+)
+_COMPLETION: Final = (
+    'eval "$(_OOMGUARD_COMPLETE=bash_source oomguard)"',
+    "(zsh_source in zsh; fish_source in fish)",
+)
 # Commands that report the configuration files themselves, because they know -q, -v and where
 # messages go.
 _REPORTING: Final = frozenset({"run", "diagnose"})
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     """Import a sub-command only when the user names it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -70,6 +88,15 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _OLD_NAMES:
+            name = _OLD_NAMES[args[0]]
+            warn_of_old_name(f"oomguard {args[0]}", f"oomguard {name}")
+            args = [name, *args[1:]]
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with separate_lost_output():
             return super().make_context(*args, **kwargs)
@@ -78,9 +105,17 @@ class _LazyGroup(click.Group):
         with separate_lost_output():
             return super().invoke(ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, the main ones first, then the few options of the group."""
+        for title, is_main in (("Main commands", True), ("More commands", False)):
+            with formatter.section(title):
+                rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
+                formatter.write_dl([row for row in rows if (row[0] in _MAIN) is is_main])
+        click.Command.format_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_lines(formatter, "Examples", _EXAMPLES)
+        write_lines(formatter, "Shell completion", _COMPLETION)
 
 
 @click.group(
@@ -90,11 +125,10 @@ class _LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="oomguard", message="%(prog)s %(version)s")
 @click.pass_context
 def _group(ctx: click.Context) -> None:
-    """When LLM inference runs out of memory: explain why, change settings, and run it again.
+    """Explain why LLM inference ran out of memory, and run it again with settings that fit.
 
-    You can also give every option as OOMGUARD_<OPTION>, or in your own file
-    ~/.config/oomguard/config.toml. [tool.oomguard] in the working directory's pyproject.toml can
-    only restrict oomguard.
+    You can also set every option as a variable OOMGUARD_<OPTION>, or in the file
+    ~/.config/oomguard/config.toml.
     """
     ctx.obj = read_configuration()
     ctx.default_map = dict.fromkeys(_COMMANDS, ctx.obj.options)
@@ -138,14 +172,44 @@ def run_group(words: list[str]) -> Any:
         return _report_lost(error)
     except click.exceptions.Abort:
         return 130
+    except click.BadParameter as error:
+        source = source_of(_long_name(error.param), words)
+        if source is None:
+            show_error(as_usage_error(error))
+        else:
+            show_error(UsageError(f"{source}: {error.message}"))
+        return 2
     except click.ClickException as error:
-        # without a reader, the exit status still reports the error
-        with contextlib.suppress(OSError):
-            error.show()
+        # oomguard alone shows its help page, from click 8.2 on as an error
+        if type(error).__name__ == "NoArgsIsHelpError":
+            # without a reader, the exit status still reports the error
+            with contextlib.suppress(OSError):
+                error.show()
+        else:
+            show_error(as_usage_error(error))
         return 2
     except OomguardError as error:
-        show_error(error)
+        show_error(_with_source(error, words))
         return exit_status_of(error)
+
+
+def _long_name(parameter: click.Parameter | None) -> str:
+    """Return the name of an option without its dashes; "" for an argument."""
+    for name in getattr(parameter, "opts", ()):
+        if name.startswith("--"):
+            return str(name[2:])
+    return ""
+
+
+def _with_source(error: OomguardError, words: list[str]) -> OomguardError:
+    """Return the error about an option with the variable or file that sets the option."""
+    flag = str(error).partition(" ")[0].rstrip(":")
+    if not isinstance(error, UsageError) or not flag.startswith("--"):
+        return error
+    source = source_of(flag[2:], words)
+    if source is None:
+        return error
+    return UsageError(f"{source}: {error}", hint=error.hint)
 
 
 def _report_lost(lost: OutputLostError) -> int:
@@ -157,15 +221,13 @@ def _report_lost(lost: OutputLostError) -> int:
 
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
-    from oomguard.report.presentable import (
-        drawn,
-    )  # the message may quote a secret of a command, or a stranger's path
+    # The message may quote a secret of a command, or a stranger's path.
+    from oomguard.report.presentable import drawn
     from oomguard.report.redact import homes_kept
 
     hint = getattr(error, "hint", None)
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # without a reader, the exit status still reports the error
+    # Without a reader, the exit status still reports the error.
+    with contextlib.suppress(OSError, AttributeError):
         click.echo(drawn(f"oomguard: {error}"), err=True)
         if hint:
             with homes_kept():  # the hint may be a command to paste

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +21,11 @@ from oomguard.core.files import read_regular, user_folder
 from oomguard.core.incident import Effect
 from oomguard.core.setting_spellings import parse_assignment
 from oomguard.core.text import strip_escapes
-from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, pinned_name
+from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR, pinned_name
 
 # Users start ``oomguard run`` in folders that they cloned or downloaded. Such a folder's
 # ``[tool.oomguard]`` must not permit a change, name a file to write or a rule to trust, add
-# relaunches or time, hide a message, or stop the command.
+# attempts or time, hide a message, or stop the command.
 # Sorted by how much may change. None is the default: reduced capacity only for settings that the
 # user did not set.
 _ALLOWED: Final = (
@@ -37,10 +37,12 @@ _ALLOWED: Final = (
 _LONGEST_S: Final = 10**9
 # Times that may be shortened, each with its default.
 _RESTRICTIONS_TIMES: Final = {"deadline": math.inf, "wait": 0.0}
-_COUNTS: Final = {"max_relaunches": DEFAULT_MAX_RELAUNCHES, "max_per_hour": DEFAULT_MAX_PER_HOUR}
+_COUNTS: Final = {"max_attempts": DEFAULT_MAX_ATTEMPTS, "max_per_hour": DEFAULT_MAX_PER_HOUR}
+# A command runs at least once.
+_LEAST: Final = {"max_attempts": 1}
 # Harmless output formats. html is not one of them, because it ends a --follow.
 _LOOKS: Final = {
-    "format": ("terminal", "json", "markdown"),
+    "format": ("terminal", "json", "md", "markdown"),
     "color": ("auto", "always", "never"),
     "log_format": ("console", "json"),
 }
@@ -113,11 +115,11 @@ class Restrictions:
                 name,
                 "must be a whole number" if whole else "must be a time such as 30m or 90 (seconds)",
             )
-        elif not 0 <= value <= _LONGEST_S:
+        elif not _LEAST.get(name, 0) <= value <= _LONGEST_S:
             if whole and value > 0:
                 of = f"more than {most}; only {_who(name)} can raise it"
             else:
-                of = f"must be between 0 and {_LONGEST_S}"
+                of = f"must be between {_LEAST.get(name, 0)} and {_LONGEST_S}"
             self._leave(name, of)
         elif value > most:
             self._leave(name, f"more than {most}; only {_who(name)} can raise it")
@@ -155,12 +157,7 @@ class Restrictions:
             try:
                 name, floor = parse_assignment(entry)
             except (OomguardError, ValueError, OverflowError) as error:
-                if (
-                    entry in own
-                ):  # a later check of the whole command line reports the user's own mistake
-                    floors[entry] = (entry, entry)
-                else:
-                    self._leave("min", str(error))
+                self._leave("min", str(error))
                 continue
             before = floors.get(name)
             if before is None or _is_higher(floor, before[0]):
@@ -224,13 +221,14 @@ OPTIONS: Final = (
     "allow",
     "pin",
     "min",
-    "max_relaunches",
+    "max_attempts",
     "max_per_hour",
     "deadline",
     "dry_run",
     "idempotent",
     "report",
     "metrics",
+    "step_recovery",
     "snapshot",
     "journal",
     "reuse",
@@ -268,6 +266,23 @@ OPTIONS: Final = (
     "rank_timeout",
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
+
+
+def _check_folder(path: str) -> None:
+    """Check a folder of rules.
+
+    Raises:
+        SettingError: if there is no such folder.
+    """
+    if not Path(path).is_dir():
+        raise SettingError(f"{path!r} is not a folder", hint="a folder of .toml files")
+
+
+_CHECKS: Final[Mapping[str, Callable[[str], object]]] = {
+    "pin": pinned_name,
+    "min": parse_assignment,
+    "rules": _check_folder,
+}
 _SWITCHES: Final = frozenset(
     {
         "dry_run",
@@ -280,13 +295,12 @@ _SWITCHES: Final = frozenset(
         "no_mask",
         "reuse",
         "slurm_comment",
+        "step_recovery",
     }
 )
 # Options with text that may be only a number.
 _PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
-_NUMBERS: Final = frozenset(
-    {"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"}
-)
+_NUMBERS: Final = frozenset({"max_attempts", "max_per_hour", "slurm_requeue", "rank", "world_size"})
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after", "rank_timeout"})
 # Option -> parameter of the sub-commands, if Python already uses the option's name.
 _PARAMETERS: Final = {
@@ -351,6 +365,31 @@ def read_configuration(start: Path | None = None) -> Configuration:
     return Configuration(
         {_PARAMETERS.get(name, name): value for name, value in options.items()}, files
     )
+
+
+def source_of(option: str, words: Sequence[str]) -> str | None:
+    """Return which variable or file sets an option, such as ``"OOMGUARD_PIN"``.
+
+    None if a flag or nothing sets it.
+
+    Args:
+        option: its name, with hyphens or underscores.
+        words: the words of the command line.
+    """
+    name = option.replace("-", "_")
+    flag_name = name.replace("_", "-")
+    variable = f"OOMGUARD_{name.upper()}"
+    for word in words:
+        if word == "--":
+            break
+        if word.startswith("--") and word[2:].partition("=")[0] == flag_name:
+            return None
+    if os.environ.get(variable):
+        return variable
+    for file in reversed(read_configuration().files):
+        if name in file.taken:
+            return f"{file.place}: {name}"
+    return None
 
 
 def own_file() -> Path:
@@ -428,8 +467,10 @@ def _table(path: Path) -> Any:
         ValueError: if the file is not safe to read.
     """
     try:
-        if not path.is_file():  # opening a pipe would wait for a writer
+        if not path.exists():
             return None
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise ValueError("it is not a regular file")
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError:
@@ -452,10 +493,18 @@ def _value(name: str, value: Any, path: Path) -> Any:
     """Return a value as the command line would: a list for a repeatable option."""
     if name in _REPEATABLE:
         if isinstance(value, dict):
-            return [f"{key}={entry}" for key, entry in value.items()]
-        if isinstance(value, list):
-            return [str(entry) for entry in value]
-        return [str(value)]
+            entries = [f"{key}={entry}" for key, entry in value.items()]
+        elif isinstance(value, list):
+            entries = [str(entry) for entry in value]
+        else:
+            entries = [str(value)]
+        check = _CHECKS.get(name, str)
+        try:
+            for entry in entries:
+                check(entry)
+        except SettingError as error:
+            raise UsageError(f"{path}: {name}: {error}", hint=error.hint) from None
+        return entries
     if name in _TIMES:
         seconds = seconds_in(value)
         if seconds is None:
@@ -465,16 +514,16 @@ def _value(name: str, value: Any, path: Path) -> Any:
         return seconds
     if name in _PORTS_AND_COUNTS and type(value) is int:
         return str(value)
-    wanted: type | tuple[type, ...] = (
-        bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
-    )
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        if name in _SWITCHES:
-            kind = "true or false"
-        elif name in _NUMBERS:
-            kind = "a number"
-        else:
-            kind = "text"
+    if name in _SWITCHES:
+        wanted: type = bool
+        kind = "true or false"
+    elif name in _NUMBERS:
+        wanted = int
+        kind = "a whole number"
+    else:
+        wanted = str
+        kind = "text"
+    if type(value) is not wanted:
         raise UsageError(f"{path}: {name} must be {kind}, not {value!r}")
     return value
 

@@ -12,9 +12,15 @@ from typing import IO, Any, Final
 
 import click
 
+from oomguard.cli.command import ADVANCED, Command
 from oomguard.cli.options import (
+    FORMS,
+    Assignment,
+    Count,
     F,
+    Form,
     Moment,
+    SizeText,
     color_option,
     console,
     option,
@@ -113,18 +119,18 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
         ) from None
 
 
-FORMS: Final = ("terminal", "json", "markdown", "html")
+_FORMS: Final = (*FORMS, "html")
 _FORM_BY_SUFFIX: Final = {
     ".json": "json",
     ".jsonl": "json",
-    ".md": "markdown",
+    ".md": "md",
     ".html": "html",
     ".htm": "html",
     **dict.fromkeys(("", ".txt", ".text", ".log", ".out"), "terminal"),
 }
 
 
-class _Jobs(click.IntRange):
+class _Jobs(Count):
     """Accept a number of processes; 0 means ``auto``."""
 
     name = "number of processes, or auto"
@@ -136,6 +142,7 @@ class _Jobs(click.IntRange):
 
 
 _FLEET: Final = extension("fleet_summary")
+LACKS: Final = "What the log does not show"
 
 
 def _summary_option(function: F) -> F:
@@ -146,74 +153,93 @@ def _summary_option(function: F) -> F:
     return with_summary
 
 
-@click.command("diagnose")
+@click.command(
+    "diagnose",
+    cls=Command,
+    common=("form", "output", "follow", "summary", "since", "exit_code"),
+    example="oomguard diagnose error.log --format md",
+    renamed={"--engine": "--on"},
+)
 @click.argument("paths", nargs=-1, metavar="[PATH …|-]")
 @option(
     "--format",
     "form",
-    type=click.Choice(FORMS),
-    help="Output format. [default: from the name of --output, otherwise terminal]",
-)
-@option("--output", metavar="FILE", help="Write the result to FILE. [default: standard output]")
-@option(
-    "--gpu-memory",
-    metavar="SIZE",
-    help="Total memory of the device if the log does not show it, for example 24GiB.",
+    type=Form(_FORMS),
+    help="Output format of the diagnosis.",
+    show_default="from the name of --output, otherwise terminal",
+    example="json",
 )
 @option(
-    "--set",
-    "given",
-    multiple=True,
-    metavar="SETTING=VALUE",
-    help="Effective setting that the log does not show. Repeatable.",
-)
-@option(
-    "--model",
-    metavar="MODEL",
-    help="Model folder, config.json or hub name, to compute values that the log lacks.",
+    "--output",
+    metavar="FILE",
+    help="Write the result to FILE.",
+    show_default="standard output",
+    example="diagnosis.md",
 )
 @option(
     "--follow",
     is_flag=True,
-    help=(
-        "Keep reading as the log grows or is replaced, and report each incident once. Stop with "
-        "Ctrl-C."
-    ),
-)
-@option(
-    "--jobs",
-    type=_Jobs(0, 1024),
-    default="auto",
-    metavar="N|auto",
-    help="Number of processes that read inputs. [default: auto]",
-)
-@option(
-    "--on",
-    "--engine",
-    "on",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    help=(
-        "Where to read the inputs: local processes, or workers of a Ray cluster (RAY_ADDRESS, or "
-        "the local one)."
-    ),
+    help="Keep reading as the log grows, and report each failure once, until Ctrl-C.",
 )
 @_summary_option
 @option(
     "--since",
     type=Moment(),
     metavar="AGE|DATE",
-    help=(
-        "Skip inputs (and, with --summary, incidents) older than this: 24h, 7d, 2026-11-20. "
-        "[default: all]"
-    ),
+    help="Skip inputs older than this, such as 24h, 7d or 2026-11-20.",
+    show_default="read all",
+    example="24h",
 )
 @option(
     "--exit-code",
     is_flag=True,
     help="Exit with status 1 if an input shows an out-of-memory failure.",
 )
+@option(
+    "--gpu-memory",
+    type=SizeText(),
+    metavar="SIZE",
+    help="Total memory of the device, such as 24GiB.",
+    group=LACKS,
+    example="24GiB",
+)
+@option(
+    "--set",
+    "given",
+    type=Assignment(),
+    multiple=True,
+    metavar="SETTING=VALUE",
+    help="Effective value of a setting of the engine (repeatable).",
+    group=LACKS,
+    example="max_model_len=32768",
+)
+@option(
+    "--model",
+    metavar="MODEL",
+    help="Model folder, config.json or hub name, from which oomguard computes sizes.",
+    show_default="the folder that the log names",
+    group=LACKS,
+    example="Qwen/Qwen3-8B",
+)
 @policy_options
+@option(
+    "--jobs",
+    type=_Jobs(0, 1024),
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Number of processes that read the inputs.",
+    group=ADVANCED,
+    example="4",
+)
+@option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Read the inputs in local processes, or on the workers of a Ray cluster.",
+    group=ADVANCED,
+)
 @option(
     "--no-mask",
     is_flag=True,
@@ -223,13 +249,13 @@ def _summary_option(function: F) -> F:
     "-q",
     "--quiet",
     is_flag=True,
-    help="Print incidents only, and nothing for a clean input (except in JSON).",
+    help="Print failures only, and nothing for a clean input (except in JSON).",
 )
 @option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="Also print effective settings and facts with their sources (terminal only).",
+    help="Also print effective settings and facts with their sources.",
 )
 @color_option
 @click.pass_context
@@ -256,25 +282,24 @@ def command(
     color: str,
     summary: bool = False,
 ) -> int:
-    """Explain why memory ran out: each incident with its numbers, cause and actions.
+    """Explain why memory ran out: each failure with its numbers, its cause and what to do.
 
-    PATH is a log, a memory snapshot of torch, a folder, a pattern, s3:// or gs://, or - for
-    standard input. From a folder, oomguard reads all files in it and the logs in its sub-folders.
-    In sub-folders it skips hidden, binary and source files. It reads gzip, zstd, xz and bzip2
-    directly. Results have the order of the inputs.
+    PATH is a log, a memory snapshot of torch, a folder, a pattern, an s3:// or gs:// address, or -
+    for standard input. oomguard reads all files in a folder and the logs in its sub-folders, also
+    compressed ones.
 
-    Exit status: 0 after success (also after Ctrl-C with --follow). 1 with --exit-code if an input
-    shows an out-of-memory failure. 2 after bad usage, an unreadable or damaged input, or a full
-    disk. Errors of inputs are reported after all other inputs are done.
+    Exit status: 0 after success. 1 with --exit-code if an input shows an out-of-memory failure. 2
+    after a usage error, an unreadable or damaged input, or a full disk. All other inputs are read
+    first.
     """
     from oomguard.cli.render import RenderOptions
 
     _report_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
         if sys.stdin is not None and sys.stdin.isatty():
-            raise click.UsageError(
-                "no input: name a log, a folder, or - for standard input, as in: oomguard diagnose "
-                "error.log"
+            raise UsageError(
+                "diagnose needs a log, a folder, or - for standard input",
+                hint="for example: oomguard diagnose error.log",
             )
         paths = ("-",)
     form = form or _form_of(output)
@@ -285,7 +310,7 @@ def command(
     elif summary and form == "html":
         raise UsageError(
             "--summary cannot write HTML",
-            hint="use terminal, json or markdown: oomguard diagnose --summary --format markdown",
+            hint="use terminal, json or md: oomguard diagnose --summary --format md",
         )
     inputs, errors, left_out = (
         ([Input(paths[0], is_named=True)], [], 0)
@@ -346,10 +371,7 @@ def _form_of(output: str | None) -> str:
     if suffix not in _FORM_BY_SUFFIX and suffix[1:].isalpha():
         raise UsageError(
             f"--output {printable_path(str(output))}: oomguard has no output format {suffix}",
-            hint=(
-                "name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or "
-                "html"
-            ),
+            hint="end the name in .json, .md, .html or .txt, or give --format",
         )
     return _FORM_BY_SUFFIX.get(suffix, "terminal")
 

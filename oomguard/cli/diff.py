@@ -3,69 +3,64 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
+from oomguard.cli.command import Command
 from oomguard.cli.options import (
+    Count,
     color_option,
     console,
-    form_of,
+    format_option,
     option,
-    policy_options,
-    read_policy,
     read_rules,
+    rules_option,
 )
+from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
     from oomguard.comparison.comparison import Comparison
 
-FORMS: Final = ("terminal", "json", "markdown")
 
-
-@click.command("diff")
+@click.command(
+    "diff",
+    cls=Command,
+    common=("form", "old_start", "new_start", "exit_code"),
+    example="oomguard diff worked.log failed.log",
+)
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@option(
-    "--format",
-    "form",
-    default="terminal",
-    show_default=True,
-    metavar="[terminal|json|markdown]",
-    help="Output format of the comparison.",
-)
+@format_option("the comparison")
 @option(
     "--old-start",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of the start in OLD. [default: the last one with figures]",
+    type=Count(1),
+    help="Number of the start in OLD, counted from 1.",
+    show_default="the last one with figures",
+    example="1",
 )
 @option(
     "--new-start",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of the start in NEW. [default: the last one with figures]",
+    type=Count(1),
+    help="Number of the start in NEW, counted from 1.",
+    show_default="the last one with figures",
+    example="2",
 )
 @option("--exit-code", is_flag=True, help="Exit with status 1 if the two starts differ.")
-@policy_options
+@rules_option
 @option(
     "--no-mask",
     is_flag=True,
     help="Print secrets, prompts and home folders as they are in the logs.",
 )
 @color_option
-@click.pass_context
 def command(
-    ctx: click.Context,
     old: str,
     new: str,
     form: str,
     old_start: int | None,
     new_start: int | None,
     exit_code: bool,
-    allow: str | None,
-    pinned: tuple[str, ...],
-    floors: tuple[str, ...],
     rules: tuple[str, ...],
     no_mask: bool,
     color: str,
@@ -73,19 +68,17 @@ def command(
     """Compare the start in OLD with the start in NEW: versions, settings and memory.
 
     OLD is the log of a start that worked, and NEW the log of a start that failed. One of them may
-    be - for standard input. oomguard reads gzip, zstd, xz and bzip2 directly.
+    be - for standard input. Both may be compressed.
 
-    Exit status: 0 after success, 1 with --exit-code if anything differs, 2 after bad usage or if an
-    input is unreadable or contains no engine start.
+    Exit status: 0 after success, 1 with --exit-code if anything differs, 2 after a usage error or
+    if an input is unreadable or contains no engine start.
     """
     from oomguard.comparison.diff import diff_logs
     from oomguard.report.redact import unmasked
 
-    form = form_of(ctx, form, FORMS)
-    policy = read_policy(allow, pinned, floors)
     rule_set = read_rules(rules)
     comparison = diff_logs(
-        old, new, old_start=old_start, new_start=new_start, policy=policy, rules=rule_set
+        old, new, old_start=old_start, new_start=new_start, policy=Policy(), rules=rule_set
     )
     with unmasked() if no_mask else contextlib.nullcontext():
         _show(comparison, form, color)

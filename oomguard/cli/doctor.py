@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from oomguard.cli.command import Command
 from oomguard.cli.options import (
     color_option,
-    console,
-    form_of,
+    console_of,
+    format_option,
     journal_option,
     option,
     rules_option,
@@ -317,22 +318,17 @@ def check_machine(
             )
 
 
-_FORMS = ("terminal", "json")
-
-
-@click.command("doctor")
-@option(
-    "--format",
-    "form",
-    default="terminal",
-    show_default=True,
-    metavar="[terminal|json]",
-    help="Output format of the checks.",
+@click.command(
+    "doctor",
+    cls=Command,
+    common=("form", "exit_code", "journal", "rules", "no_mask"),
+    example="oomguard doctor --exit-code",
 )
+@format_option("the checks")
 @option("--exit-code", is_flag=True, help="Exit with status 1 if a check finds a problem.")
-@rules_option
 @journal_option("Location of the journal")
-@option("--no-mask", is_flag=True, help="Print secrets and home folders without masking.")
+@rules_option
+@option("--no-mask", is_flag=True, help="Print secrets and home folders as they are.")
 @color_option
 @click.pass_context
 def command(
@@ -347,18 +343,18 @@ def command(
     """Check this machine: versions, devices, the vLLM plugin, variables, limits, leftovers.
 
     Each line is ok, unknown or a problem, with advice. Run doctor in the environment of the engine.
+
     Exit status: 0, or 1 with --exit-code if a check finds a problem.
     """
     from oomguard.report.doctor import print_checks, to_json
     from oomguard.report.redact import unmasked
 
-    form = form_of(ctx, form, _FORMS)
     checks = list(check_machine(rules=rules, journal=journal, known_variables=known_variables(ctx)))
     with unmasked() if no_mask else contextlib.nullcontext():
         if form == "json":
             click.echo(to_json(checks))
         else:
-            print_checks(console(color), checks)
+            print_checks(console_of(form, color), checks)
     if exit_code and any(check.status == "problem" for check in checks):
         return 1
     return 0

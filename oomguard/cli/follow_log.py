@@ -13,7 +13,7 @@ from typing import Final
 from oomguard.cli.render import InputRenderer
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.scan.compressed import HEAD_BYTES, format_of
+from oomguard.scan.decompression import HEAD_BYTES, format_of
 from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
 from oomguard.scan.source import (
@@ -204,13 +204,13 @@ def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> 
     if form == "html":
         raise UsageError(
             "--follow cannot write HTML, because its output has no end",
-            hint="use --format json, markdown or terminal",
+            hint="use --format json, md or terminal",
         )
     if summary or on != "local":
         if summary:
             other = "--summary"
         else:
-            other = f"--engine {on}"
+            other = f"--on {on}"
         raise UsageError(
             f"--follow does not work with {other}, because a followed log has no end",
             hint="leave out one of them",

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.options import Age, Moment, color_option, console, form_of, journal_option, option
+from oomguard.cli.command import Command, Option
+from oomguard.cli.options import (
+    RECORDS,
+    Age,
+    Count,
+    Moment,
+    color_option,
+    console_of,
+    format_option,
+    journal_option,
+    option,
+)
 from oomguard.core.errors import InputError, JournalError, UsageError
 from oomguard.journal.location import JournalUrl, Location, default_path
 
@@ -140,7 +151,7 @@ def show_fleet(
         for entry in shown:
             click.echo(known_settings_json(entry))
     elif shown:
-        print_known_settings(console(color), shown)
+        print_known_settings(console_of(form, color), shown)
     else:
         if model is None and since is None:
             which = "no attempt of an engine is recorded"
@@ -240,8 +251,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
+LEARNED: Final = "Learned settings"
 # Mode -> the options that select it, and the options that it uses. The first mode with a given
 # option counts.
 _ALWAYS: Final = frozenset({"journal", "color"})
@@ -258,74 +269,96 @@ _MODES: Final = {
 }
 
 
-@click.command("history")
-@click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
-@journal_option("Location of the journal")
+@click.command(
+    "history",
+    cls=Command,
+    common=("failed", "words", "since", "limit", "form", "original"),
+    example="oomguard history --failed --since 7d",
+)
+@click.argument("number", metavar="[N]", required=False, type=Count(1))
+@option("--failed", is_flag=True, help="Show only runs that failed in the end.")
 @option(
     "--command",
     "words",
     metavar="TEXT",
-    help="Show only runs whose command contains TEXT (case-insensitive).",
+    help="Show only runs whose command contains TEXT, in any case.",
+    example="vllm",
 )
 @option(
     "--since",
     type=Moment(),
     metavar="AGE|DATE",
-    help="Show only runs that began since then: 90m, 12h, 7d, 2026-11-20.",
+    help="Show only runs that began since then, such as 12h, 7d or 2026-11-20.",
+    show_default="show all",
+    example="7d",
 )
-@option("--failed", is_flag=True, help="Show only runs that failed in the end.")
 @option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=Count(0),
     default=_DEFAULT_LIMIT,
     show_default=True,
     help="Show at most N runs (0 = all).",
 )
-@option(
-    "--format",
-    "form",
-    default="table",
-    show_default=True,
-    metavar="[table|json]",
-    help="Output format of the list.",
-)
-@click.option("--html", "page", hidden=True)
+@format_option("the list or the run")
 @click.option(
     "--original",
+    cls=Option,
     is_flag=True,
-    help="Print the command of run N before any patch, ready to paste.",
+    help="Print the command of run N before any change, ready to paste.",
+)
+@click.option(
+    "--fleet",
+    cls=Option,
+    is_flag=True,
+    help="Show the settings under which each model ran, and how often they worked.",
+    group=LEARNED,
 )
 @click.option(
     "--forget",
+    cls=Option,
     is_flag=True,
-    help="Forget settings learned from run N, from all runs (--all) or of a model (--model).",
+    help="Forget the settings learned from run N, from a model or from all runs.",
+    group=LEARNED,
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="With --forget: forget the settings of all runs."
+    "--all",
+    "everything",
+    cls=Option,
+    is_flag=True,
+    help="Forget the settings of all runs (needs --forget).",
+    group=LEARNED,
 )
 @click.option(
     "--model",
+    cls=Option,
     metavar="MODEL",
-    help="With --forget or --fleet: use only runs of this model.",
+    help="Use only runs of this model (needs --forget or --fleet).",
+    group=LEARNED,
+    example="Qwen/Qwen3-8B",
 )
-@click.option("--yes", is_flag=True, help="With --forget and --keep: do not ask for confirmation.")
 @click.option(
-    "--fleet",
+    "--yes",
+    cls=Option,
     is_flag=True,
-    help=(
-        "Show the settings under which each model ran, how often they worked, and who measured it."
-    ),
+    help="Do not ask for confirmation (needs --forget or --keep).",
+    group=LEARNED,
 )
+@journal_option("Location of the journal")
 @click.option(
     "--keep",
+    cls=Option,
     type=Age(),
     metavar="AGE",
-    help="Remove runs that ended longer ago than AGE: 90d, 26w.",
+    help="Remove runs that ended longer ago than AGE, such as 90d or 26w.",
+    group=RECORDS,
+    example="90d",
 )
 @click.option(
     "--deliver",
+    cls=Option,
     is_flag=True,
     help="Deliver this machine's waiting records to the shared journal.",
+    group=RECORDS,
 )
 @color_option
 @click.pass_context
@@ -338,7 +371,6 @@ def command(
     failed: bool,
     limit: int,
     form: str,
-    page: str | None,
     original: bool,
     forget: bool,
     everything: bool,
@@ -351,23 +383,18 @@ def command(
 ) -> int:
     """List the runs in the journal, newest first; with N, show one run in full.
 
-    The list shows each command before any patch, its failures and their causes, the changes, and
+    The list shows each command as you gave it, its failures and their causes, the changes, and
     predicted and measured values.
 
-    Exit status: 0 after success, 2 after bad usage or if the journal is unreadable.
+    Exit status: 0 after success, 2 after a usage error or if the journal is unreadable.
     """
-    if page is not None:
-        raise UsageError(
-            "--html was removed: history writes a table or JSON",
-            hint="oomguard history --format json --limit 0",
-        )
     _refuse_together(ctx)
     if forget or keep is not None or deliver:
         return _change(
             journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver
         )
     if fleet:
-        return show_fleet(journal, model, since, limit, form_of(ctx, form, FORMS), color)
+        return show_fleet(journal, model, since, limit, form, color)
     if everything or model is not None or yes:
         raise UsageError(
             "--all, --model and --yes need --forget", hint="oomguard history --forget --all"
@@ -375,10 +402,10 @@ def command(
     if original:
         return _print_original(journal, number)
     if number is not None:
-        return _show_one(journal, number, form_of(ctx, form, FORMS), color)
+        return _show_one(journal, number, form, color)
     from oomguard.journal.queries import RunQuery
 
-    return _list(journal, RunQuery(words, since, failed), limit, form_of(ctx, form, FORMS), color)
+    return _list(journal, RunQuery(words, since, failed), limit, form, color)
 
 
 def _change(
@@ -447,7 +474,7 @@ def _list(path: Location | None, asked: RunQuery, limit: int, form: str, color: 
         for run in shown:
             click.echo(run_json(run))
     else:
-        print_runs(console(color), shown)
+        print_runs(console_of(form, color), shown)
     if next(runs, None) is not None:
         if limit == 1:
             last = "the last run"
@@ -464,9 +491,11 @@ def _show_one(path: Location | None, number: int, form: str, color: str) -> int:
     if form == "json":
         click.echo(run_json(run, in_full=True))
         return 0
-    print_run(console(color), run)
+    screen = console_of(form, color)
+    print_run(screen, run)
     if run.patches:
-        click.echo(f"command without these changes: oomguard history {run.number} --original")
+        without = f"command without these changes: oomguard history {run.number} --original"
+        screen.print(without, markup=False, soft_wrap=True)
     return 0
 
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 
+from oomguard.cli.command import ADVANCED, OUTPUT, Command, Option
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import parse_size
 from oomguard.core.incident import Effect
 from oomguard.core.setting_spellings import parse_assignment
 from oomguard.journal.location import Location, parse_location
-from oomguard.remedy.policy import Policy, make_policy
+from oomguard.remedy.policy import Policy, make_policy, pinned_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +96,60 @@ class HostReserve(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return size
 
 
+class SizeText(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Accept a size above zero with a unit; the command gets the text as it is."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        text = str(value).strip()
+        if _NUMBER.fullmatch(text.lower()):
+            self.fail(f"{text!r} has no unit; write {text}GiB, {text}MiB or {text}B", param, ctx)
+        try:
+            size_bytes = parse_size(text).bytes
+        except SettingError as error:
+            self.fail(f"{error}", param, ctx)
+        if size_bytes <= 0:
+            self.fail(f"a size must be above zero, got {text!r}", param, ctx)
+        return text
+
+
+class SettingName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Accept the name of a setting or of an engine's argument."""
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as it is."""
+        try:
+            pinned_name(str(value))
+        except SettingError as error:
+            self.fail(_with_hint(error), param, ctx)
+        return str(value)
+
+
+class Assignment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Accept SETTING=VALUE; the command gets the text as it is."""
+
+    name = "assignment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        try:
+            parse_assignment(str(value))
+        except SettingError as error:
+            self.fail(_with_hint(error), param, ctx)
+        return str(value)
+
+
+def _with_hint(error: SettingError) -> str:
+    """Return an error with the nearest name; the option's own example replaces other hints."""
+    if (error.hint or "").startswith("did you mean"):
+        return f"{error}; {error.hint}"
+    return f"{error}"
+
+
 class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Accept a time before now. It needs a unit, because a bare 7 may mean days."""
 
@@ -108,7 +163,7 @@ class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         seconds = None if _NUMBER.fullmatch(text.strip().lower()) else seconds_of(text)
         if seconds is None or seconds >= time.time():
             self.fail(
-                f"{value!r} is not a time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx
+                f"{value!r} is not an age with a unit, such as 90m, 12h, 7d or 2w", param, ctx
             )
         return seconds
 
@@ -136,7 +191,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         now = time.time()
         if seconds is None or seconds >= now:
             self.fail(
-                f"{value!r} is not a moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00",
+                f"{value!r} is not an age or a date, such as 24h, 7d or 2026-11-20",
                 param,
                 ctx,
             )
@@ -146,42 +201,65 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 _OWN_WORDS: Final = f"{__name__}.own_words"
 
 
-class CommandAfterDashes(click.Command):
+class CommandAfterDashes(Command):
     """Parse our own options up to ``--``; the rest is the user's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read our own options, and remember how the user wrote them."""
-        if "--" in args:
+        if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
+            return super().parse_args(ctx, args)
+        has_dashes = "--" in args
+        if has_dashes:
             own = args[: args.index("--")]
         else:
             own = args
-        if "--" not in args and not {"-h", "--help"} & set(args):
-            first = next(
-                (
-                    i
-                    for i, word in enumerate(own)
-                    if not word.startswith("-") and not _is_value(self, ctx, own, i)
-                ),
-                None,
-            )
+        if not {"-h", "--help"} & set(own):
+            first = _first_other_word(self, ctx, own)
             if first is not None:
                 fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
+                if has_dashes:
+                    raise UsageError(
+                        f"{own[first]!r} before -- is not an option",
+                        hint="options: oomguard run --help",
+                    )
                 raise UsageError("-- is missing before the command", hint=fixed)
-            raise UsageError("no command to run", hint="oomguard run -- python script.py")
+            if not has_dashes:
+                raise UsageError(
+                    "no command to run", hint="for example: oomguard run -- python script.py"
+                )
         ctx.meta[_OWN_WORDS] = tuple(own)
         return super().parse_args(ctx, args)
 
 
-def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
-    """Return whether the word at ``index`` is the value of the option before it."""
-    if index:
-        before = args[index - 1]
-    else:
-        before = ""
-    return any(
-        before in p.opts and isinstance(p, click.Option) and not p.is_flag
-        for p in command.get_params(ctx)
-    )
+def _first_other_word(
+    command: click.Command, ctx: click.Context, words: Sequence[str]
+) -> int | None:
+    """Return the index of the first word that is neither an option nor its value; None without one.
+
+    Raises:
+        UsageError: if an option has no value.
+    """
+    valued: dict[str, click.Option] = {}
+    names: set[str] = set()
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option):
+            names.update(parameter.opts, parameter.secondary_opts)
+            if not parameter.is_flag:
+                valued.update(dict.fromkeys(parameter.opts, parameter))
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if word in valued:
+            value = words[index] if index < len(words) else None
+            # A value with two dashes can still be given as --journal=--odd.
+            if value is None or value.startswith("--") or value in names:
+                kind = valued[word].metavar or valued[word].type.name.upper()
+                raise UsageError(f"{word} needs a value", hint=f"{word} {kind}")
+            index += 1
+        elif not word.startswith("-"):
+            return index - 1
+    return None
 
 
 def words_before_dashes() -> tuple[str, ...]:
@@ -194,9 +272,15 @@ EFFECTS = click.Choice([str(effect) for effect in Effect])
 
 
 def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
-    """Return a click option that can also be given as OOMGUARD_<OPTION>."""
+    """Return an option that can also be given as OOMGUARD_<OPTION>.
+
+    Args:
+        names: its spellings.
+        kwargs: the arguments of ``Option``, among them the ``group`` of the help page.
+    """
     long = next(name for name in names if name.startswith("--")).split("/")[0].removeprefix("--")
-    return click.option(*names, envvar=f"OOMGUARD_{long.upper().replace('-', '_')}", **kwargs)
+    variable = f"OOMGUARD_{long.upper().replace('-', '_')}"
+    return click.option(*names, cls=Option, envvar=variable, **kwargs)
 
 
 def add_options(function: F, options: Sequence[Callable[[F], F]]) -> F:
@@ -206,25 +290,51 @@ def add_options(function: F, options: Sequence[Callable[[F], F]]) -> F:
     return function
 
 
+CHANGES: Final = "What may change"
+LIMITS: Final = "Limits and time"
+RECORDS: Final = "Records and metrics"
+RERUN: Final = "Running again"
+
+
 def policy_options(function: F) -> F:
     """Add the options --allow, --pin, --min and --rules."""
     allow = (
-        "Highest effect that a change may have, on any setting. [default: output-preserving, and "
-        "reduces-capacity on settings that you did not set]"
+        "Highest effect that a change may have: output-preserving, reduces-capacity or "
+        "changes-outputs."
     )
-    floors = "Never lower SETTING below VALUE. Repeatable."
+    by_default = "output-preserving, and reduces-capacity on settings that you did not set"
     return add_options(
         function,
         (
-            option("--allow", type=EFFECTS, help=allow),
+            option(
+                "--allow",
+                type=EFFECTS,
+                metavar="EFFECT",
+                help=allow,
+                show_default=by_default,
+                group=CHANGES,
+                example="reduces-capacity",
+            ),
             option(
                 "--pin",
                 "pinned",
+                type=SettingName(),
                 multiple=True,
                 metavar="SETTING",
-                help="Never change this setting. Repeatable.",
+                help="Never change this setting (repeatable).",
+                group=CHANGES,
+                example="max_model_len",
             ),
-            option("--min", "floors", multiple=True, metavar="SETTING=VALUE", help=floors),
+            option(
+                "--min",
+                "floors",
+                type=Assignment(),
+                multiple=True,
+                metavar="SETTING=VALUE",
+                help="Never lower this setting below VALUE (repeatable).",
+                group=CHANGES,
+                example="max_model_len=8192",
+            ),
             rules_option,
         ),
     )
@@ -232,8 +342,15 @@ def policy_options(function: F) -> F:
 
 def rules_option(function: F) -> F:
     """Add the option --rules."""
-    what = "Folder with your own rule files. Repeatable."
-    return option("--rules", multiple=True, type=click.Path(), metavar="DIR", help=what)(function)
+    return option(
+        "--rules",
+        multiple=True,
+        type=click.Path(),
+        metavar="DIR",
+        help="Also use the rule files in this folder (repeatable).",
+        group=ADVANCED,
+        example="./rules",
+    )(function)
 
 
 def color_option(function: F) -> F:
@@ -243,7 +360,9 @@ def color_option(function: F) -> F:
         "--color",
         type=kinds,
         default="auto",
-        help="When to use color (respects NO_COLOR). [default: auto]",
+        show_default=True,
+        help="When to use color (respects NO_COLOR).",
+        group=OUTPUT,
     )(function)
 
 
@@ -256,6 +375,44 @@ def output_options(function: F) -> F:
             option("-v", "--verbose", is_flag=True, help="Print every event of oomguard."),
             color_option,
         ),
+    )
+
+
+_OLD_FORMS: Final = {"markdown": "md", "table": "terminal"}
+FORMS: Final = ("terminal", "json", "md")
+
+
+class Form(click.Choice):  # type: ignore[type-arg, unused-ignore]
+    """Accept an output format; ``markdown`` and ``table`` are old names of two.
+
+    One variable or table sets the format of all commands, but only ``diagnose`` writes every
+    format. A command that lacks the format of a variable or file writes for the terminal.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the present name of the format."""
+        form = str(_OLD_FORMS.get(value, value))
+        if form not in self.choices and not _is_on_command_line(param, ctx):
+            return str(self.choices[0])
+        return str(super().convert(form, param, ctx))
+
+
+def _is_on_command_line(param: click.Parameter | None, ctx: click.Context | None) -> bool:
+    if param is None or param.name is None or ctx is None:
+        return True
+    return ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+
+
+def format_option(what: str) -> Callable[[F], F]:
+    """Add the option --format; ``what`` is the noun phrase of its help."""
+    return option(
+        "--format",
+        "form",
+        type=Form(FORMS),
+        default=FORMS[0],
+        show_default=True,
+        help=f"Output format of {what}.",
+        example="json",
     )
 
 
@@ -298,22 +455,13 @@ def report_configuration(
         read.report(warn, detail)
 
 
-def form_of(ctx: click.Context, form: str, forms: Sequence[str]) -> str:
-    """Return the output format; the first of ``forms`` if a variable asks for another one.
+def console_of(form: str, color: str) -> Console:
+    """Return the console of a format that is not JSON: the terminal's, or one for Markdown."""
+    if form == "md":
+        from oomguard.cli.markdown import markdown_console
 
-    One variable or table sets the format of all commands, but not all commands have every format.
-
-    Raises:
-        BadParameter: if the command line itself asks for an unknown format.
-    """
-    if form in forms:
-        return form
-    if ctx.get_parameter_source("form") is click.core.ParameterSource.COMMANDLINE:
-        example = f"{ctx.command_path} --format json"
-        raise click.BadParameter(
-            f"{form!r} is not one of {', '.join(forms)}; use {example}", param_hint="--format"
-        )
-    return forms[0]
+        return markdown_console()
+    return console(color)
 
 
 def console(color: str, *, file: TextIO | None = None) -> Console:
@@ -349,8 +497,30 @@ class JournalLocation(click.Path):  # type: ignore[type-arg, unused-ignore]
 
 def journal_option(what: str) -> Callable[[F], F]:
     """Add the option --journal; ``what`` begins its help."""
-    text = (
-        f"{what}: a file, or a shared database postgresql://USER@HOST/DATABASE. "
-        "[default: a file in your state folder]"
+    return option(
+        "--journal",
+        type=JournalLocation(),
+        metavar="PATH|URL",
+        help=f"{what}: a file, or a shared database postgresql://USER@HOST/DATABASE.",
+        show_default="a file in your state folder",
+        group=RECORDS,
+        example="runs.db",
     )
-    return option("--journal", type=JournalLocation(), metavar="PATH|URL", help=text)
+
+
+class Count(click.IntRange):
+    """Accept a whole number within limits."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            pass
+        if self.max is None:
+            rule = f"of at least {self.min}"
+        else:
+            rule = f"between {self.min} and {self.max}"
+        return self.fail(f"{value!r} is not a whole number {rule}", param, ctx)

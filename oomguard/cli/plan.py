@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import F, add_options, color_option, console, form_of, option
+from oomguard.cli.command import Command
+from oomguard.cli.options import (
+    Count,
+    F,
+    SizeText,
+    add_options,
+    color_option,
+    console_of,
+    format_option,
+    option,
+)
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import GIB, parse_size
 from oomguard.core.setting_spellings import surfaces
@@ -18,7 +28,19 @@ if TYPE_CHECKING:
     from oomguard.planning.start import StartRequest
 
 
-POSITIVE: Final = click.IntRange(1)
+POSITIVE: Final = Count(1)
+GPU: Final = "The GPU"
+ENGINE: Final = "The engine"
+PARALLEL: Final = "Parallelism"
+REQUESTS: Final = "Requests and KV cache"
+WEIGHTS: Final = "Weights"
+GRAPHS: Final = "CUDA graphs"
+EXTRAS: Final = "Speculative decoding, LoRA and images"
+MEASURED: Final = "Measured figures"
+CALL: Final = "transformers generate (needs --engine transformers)"
+_OF_MODEL: Final = "the model's own"
+_OF_SERVE: Final = "vllm serve's for the GPU"
+_OF_VERSION: Final = "the version's"
 
 
 def engine_options(function: F) -> F:
@@ -30,149 +52,224 @@ def engine_options(function: F) -> F:
                 "tensor_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Number of GPUs that share each layer. [default: 1]",
+                show_default=True,
+                help="Number of GPUs that share each layer.",
+                group=PARALLEL,
             ),
             _setting(
                 "pipeline_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Number of GPU groups that share the layers. [default: 1]",
+                show_default=True,
+                help="Number of GPU groups that share the layers.",
+                group=PARALLEL,
             ),
             _setting(
                 "data_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Number of model copies; they share the experts. [default: 1]",
+                show_default=True,
+                help="Number of model copies, which share the experts.",
+                group=PARALLEL,
             ),
             _setting(
                 "decode_context_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Number of ranks that share a request's cache by tokens. [default: 1]",
+                show_default=True,
+                help="Number of ranks that share a request's cache by tokens.",
+                group=PARALLEL,
             ),
             _setting(
                 "enable_expert_parallel",
                 is_flag=True,
                 help="Put whole experts on each GPU instead of parts of all.",
+                group=PARALLEL,
             ),
             _setting(
-                "disable_custom_all_reduce", is_flag=True, help="Use only NCCL between ranks."
+                "disable_custom_all_reduce",
+                is_flag=True,
+                help="Use only NCCL between ranks.",
+                group=PARALLEL,
             ),
             _setting(
                 "max_model_len",
                 type=POSITIVE,
-                help="Longest request in tokens. [default: the model's own]",
+                help="Longest request in tokens, prompt and answer.",
+                show_default=_OF_MODEL,
+                group=REQUESTS,
+                example="32768",
             ),
             _setting(
                 "max_num_seqs",
                 type=POSITIVE,
-                help="Maximum requests in one step. [default: vllm serve's for the GPU]",
+                help="Maximum number of requests in one step.",
+                show_default=_OF_SERVE,
+                group=REQUESTS,
+                example="256",
             ),
             _setting(
                 "max_num_batched_tokens",
                 type=POSITIVE,
-                help="Maximum tokens in one step. [default: vllm serve's for the GPU]",
+                help="Maximum number of tokens in one step.",
+                show_default=_OF_SERVE,
+                group=REQUESTS,
+                example="8192",
             ),
             _setting(
                 "gpu_memory_utilization",
                 type=click.FloatRange(0, 1, min_open=True),
-                help="Share of the GPU for vLLM. [default: the version's]",
+                metavar="RATIO",
+                help="Share of the GPU that vLLM may use, above 0 and at most 1.",
+                show_default=_OF_VERSION,
+                group=REQUESTS,
+                example="0.9",
             ),
             _setting(
                 "kv_cache_memory_bytes",
                 metavar="SIZE",
-                help="Size of the KV cache on each GPU; replaces the utilization.",
+                help="Size of the KV cache on each GPU, which replaces the utilization.",
+                group=REQUESTS,
+                example="4GiB",
             ),
             _setting(
                 "kv_cache_dtype",
                 default="auto",
+                show_default=True,
                 metavar="DTYPE",
-                help="Data type of the KV cache: auto, fp8, bfloat16, … [default: auto]",
-            ),
-            _setting(
-                "dtype",
-                default="auto",
-                metavar="DTYPE",
-                help="Data type of the weights: auto, bfloat16, float16, float32.",
-            ),
-            _setting(
-                "quantization",
-                metavar="METHOD",
-                help="Quantize on load: fp8 or bitsandbytes. Quantized checkpoints are detected.",
+                help="Data type of the KV cache, such as auto, fp8 or bfloat16.",
+                group=REQUESTS,
+                example="fp8",
             ),
             _setting(
                 "block_size",
                 type=POSITIVE,
-                help="Tokens in one block of the KV cache. [default: the platform's]",
-            ),
-            _setting("enforce_eager", is_flag=True, help="Run without CUDA graphs."),
-            _setting(
-                "cudagraph_capture_sizes",
-                metavar="SIZES",
-                help="Batch sizes of the CUDA graphs. [default: the version's for max_num_seqs]",
-            ),
-            _setting(
-                "max_cudagraph_capture_size",
-                type=POSITIVE,
-                help="Largest batch size of the CUDA graphs. [default: the version's]",
+                help="Number of tokens in one block of the KV cache.",
+                show_default="the platform's",
+                group=REQUESTS,
+                example="16",
             ),
             _setting(
                 "enable_prefix_caching",
                 default=None,
-                help="Keep the KV cache of shared prefixes. [default: the version's]",
+                help="Keep the KV cache of shared prefixes.",
+                show_default=_OF_VERSION,
+                group=REQUESTS,
+            ),
+            _setting(
+                "mamba_ssm_cache_dtype",
+                default="auto",
+                show_default=True,
+                metavar="DTYPE",
+                help="Data type of recurrent states: auto, float32, bfloat16 or float16.",
+                group=REQUESTS,
+                example="float32",
+            ),
+            option(
+                "--prompt-logprobs",
+                is_flag=True,
+                help="Count requests that ask for log-probabilities of their prompts.",
+                group=REQUESTS,
+            ),
+            _setting(
+                "dtype",
+                default="auto",
+                show_default=True,
+                metavar="DTYPE",
+                help="Data type of the weights: auto, bfloat16, float16 or float32.",
+                group=WEIGHTS,
+                example="bfloat16",
+            ),
+            _setting(
+                "quantization",
+                metavar="METHOD",
+                help="Quantize the weights on load, with fp8 or bitsandbytes.",
+                show_default="as the checkpoint is",
+                group=WEIGHTS,
+                example="fp8",
             ),
             _setting(
                 "cpu_offload_bytes",
                 parameter="cpu_offload_gb",
                 type=click.FloatRange(0),
                 default=0.0,
-                help="GiB of each GPU's weights that stay in host memory. [default: 0]",
+                show_default="0",
+                metavar="GIB",
+                help="GiB of each GPU's weights that stay in host memory.",
+                group=WEIGHTS,
+                example="4",
+            ),
+            _setting("enforce_eager", is_flag=True, help="Run without CUDA graphs.", group=GRAPHS),
+            _setting(
+                "cudagraph_capture_sizes",
+                metavar="SIZES",
+                help="Batch sizes for which vLLM captures CUDA graphs.",
+                show_default="the version's for max_num_seqs",
+                group=GRAPHS,
+                example="'1 2 4 8'",
             ),
             _setting(
-                "mamba_ssm_cache_dtype",
-                default="auto",
-                metavar="DTYPE",
-                help="Data type of recurrent states: auto, float32, bfloat16, float16.",
+                "max_cudagraph_capture_size",
+                type=POSITIVE,
+                help="Largest batch size of the CUDA graphs.",
+                show_default=_OF_VERSION,
+                group=GRAPHS,
+                example="512",
             ),
             _setting(
                 "speculative_config",
                 metavar="JSON",
                 help=(
-                    'Speculative decoding as JSON: {"model": "DRAFT", "num_speculative_tokens": 5}.'
+                    'Speculative decoding as JSON, such as {"model": "DRAFT", '
+                    '"num_speculative_tokens": 5}.'
                 ),
+                group=EXTRAS,
+                example="""'{"model": "DRAFT", "num_speculative_tokens": 5}'""",
             ),
-            _setting("enable_lora", is_flag=True, help="Reserve slots for LoRA adapters."),
+            _setting(
+                "enable_lora",
+                is_flag=True,
+                help="Reserve slots for LoRA adapters.",
+                group=EXTRAS,
+            ),
             _setting(
                 "max_loras",
                 type=POSITIVE,
                 default=1,
-                help="Maximum LoRA adapters in one step. [default: 1]",
+                show_default=True,
+                help="Maximum number of LoRA adapters in one step.",
+                group=EXTRAS,
             ),
             _setting(
                 "max_lora_rank",
                 type=POSITIVE,
                 default=16,
-                help="Largest rank of a LoRA adapter. [default: 16]",
+                show_default=True,
+                help="Largest rank of a LoRA adapter.",
+                group=EXTRAS,
             ),
             _setting(
                 "limit_mm_per_prompt",
                 metavar="JSON",
-                help='Maximum images and videos of one prompt: {"image": 2, "video": 0}.',
+                help=(
+                    "Maximum number of images and videos in one prompt as JSON, such as "
+                    '{"image": 2, "video": 0}.'
+                ),
+                group=EXTRAS,
+                example="""'{"image": 2, "video": 0}'""",
             ),
             _setting(
                 "mm_processor_kwargs",
                 metavar="JSON",
-                help='Options of the image processor: {"max_pixels": 1003520}.',
+                help='Options of the image processor as JSON, such as {"max_pixels": 1003520}.',
+                group=EXTRAS,
+                example="""'{"max_pixels": 1003520}'""",
             ),
             _setting(
                 "skip_mm_profiling",
                 is_flag=True,
                 help="Reserve no memory for the encoder's own peak.",
-            ),
-            option(
-                "--prompt-logprobs",
-                is_flag=True,
-                help="Requests ask for log-probabilities of their prompts.",
+                group=EXTRAS,
             ),
         ),
     )
@@ -187,44 +284,56 @@ def call_options(function: F) -> F:
                 "--batch-size",
                 type=POSITIVE,
                 default=1,
-                help="transformers: number of rows in the call. [default: 1]",
+                show_default=True,
+                help="Number of rows in the call.",
+                group=CALL,
             ),
             option(
                 "--prompt-tokens",
                 type=POSITIVE,
                 default=1024,
-                help="transformers: prompt length in tokens, with padding. [default: 1024]",
+                show_default=True,
+                help="Length of the prompts in tokens, with padding.",
+                group=CALL,
             ),
             option(
                 "--max-new-tokens",
                 type=POSITIVE,
                 default=256,
-                help="transformers: maximum number of new tokens. [default: 256]",
+                show_default=True,
+                help="Maximum number of new tokens in each row.",
+                group=CALL,
             ),
             option(
                 "--num-beams",
                 type=POSITIVE,
                 default=1,
-                help="transformers: number of beams for each row. [default: 1]",
+                show_default=True,
+                help="Number of beams for each row.",
+                group=CALL,
             ),
             option(
                 "--attn-implementation",
                 default="sdpa",
+                show_default=True,
                 metavar="NAME",
-                help="transformers: attention, sdpa or eager. [default: sdpa]",
+                help="Attention of the model, sdpa or eager.",
+                group=CALL,
+                example="eager",
             ),
             option(
                 "--cache-implementation",
                 metavar="NAME",
-                help="transformers: kind of KV cache, such as static. [default: dynamic]",
+                help="Kind of KV cache, such as static.",
+                show_default="dynamic",
+                group=CALL,
+                example="static",
             ),
             option(
                 "--trace",
                 is_flag=True,
-                help=(
-                    "transformers: run the model's own code on fake tensors (takes seconds, exact, "
-                    "needs no GPU)."
-                ),
+                help="Run the model's own code on fake tensors, which is exact and needs no GPU.",
+                group=CALL,
             ),
         ),
     )
@@ -249,7 +358,7 @@ OTHER_FLAGS: Final = "oomguard.other_flags"
 KEPT_WORDS: Final = "oomguard.kept_words"
 
 
-class PlanCommand(click.Command):
+class PlanCommand(Command):
     """Parse vLLM's flags as vLLM does; flags that are not an option go to ``ctx.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -259,6 +368,8 @@ class PlanCommand(click.Command):
             NoSuchOption: if a flag is neither ours nor a flag of any vLLM version.
             InputError: if the file of ``--config`` cannot be read.
         """
+        if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
+            return super().parse_args(ctx, args)
         from oomguard.engines.vllm.pasted_command import read_pasted
 
         options = {
@@ -275,40 +386,81 @@ class PlanCommand(click.Command):
         return super().parse_args(ctx, found.words)
 
 
-_FORMS: Final = ("terminal", "json")
-
-
-@click.command("plan", cls=PlanCommand)
+@click.command(
+    "plan",
+    cls=PlanCommand,
+    common=(
+        "gpu_memory",
+        "gpu_name",
+        "max_model_len",
+        "tensor_parallel_size",
+        "sweep",
+        "form",
+    ),
+    example="oomguard plan Qwen/Qwen3-8B --gpu-memory 24GiB",
+)
 @click.argument("model", metavar="MODEL")
-@option("--gpu-memory", metavar="SIZE", help="Total memory of one GPU, for example 24GiB.")
+@option(
+    "--gpu-memory",
+    type=SizeText(),
+    metavar="SIZE",
+    help="Total memory of one GPU, such as 24GiB.",
+    show_default="this machine's GPU",
+    group=GPU,
+    example="24GiB",
+)
+@option(
+    "--gpu-name",
+    metavar="NAME",
+    help="Name of the GPU, such as H100 or 'RTX 4090'.",
+    group=GPU,
+    example="H100",
+)
+@option(
+    "--sweep",
+    metavar="SETTING=V1,V2,…",
+    help="Print one row for each value of a setting.",
+    example="max_model_len=8192,16384,32768",
+)
+@format_option("the plan")
 @option(
     "--gpu",
-    type=click.IntRange(0),
+    type=Count(0),
     metavar="INDEX",
-    help="Use the GPU of this machine with this index.",
+    help="Plan for the GPU of this machine with this index.",
+    group=GPU,
+    example="0",
 )
-@option("--gpu-name", metavar="NAME", help="Name of the GPU, for example H100 or 'RTX 4090'.")
 @option(
     "--driver-version",
     metavar="VERSION",
-    help="Version of the NVIDIA driver, for example 535.129. [default: this machine's]",
+    help="Version of the NVIDIA driver, such as 535.129.",
+    show_default="this machine's",
+    group=GPU,
+    example="535.129",
 )
 @option(
     "--memory-kind",
     type=click.Choice(KINDS),
-    help="Kind of the GPU's memory. [default: from GPU and host]",
+    help="Kind of the GPU's memory.",
+    show_default="from GPU and host",
+    group=GPU,
 )
 @option(
     "--gpu-replicas",
     type=POSITIVE,
     default=1,
-    help="Number of engines that share a time-sliced GPU. [default: 1]",
+    show_default=True,
+    help="Number of engines that share a time-sliced GPU.",
+    group=GPU,
 )
 @option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
-    help="Backend of vLLM, which changes block size and state. [default: cuda]",
+    show_default=True,
+    help="Backend of vLLM, which decides block size and state.",
+    group=GPU,
 )
 @option(
     "--engine",
@@ -316,11 +468,15 @@ _FORMS: Final = ("terminal", "json")
     default="vllm",
     show_default=True,
     help="Engine that runs the model.",
+    group=ENGINE,
 )
 @option(
     "--engine-version",
     metavar="VERSION",
-    help="Version of vLLM to plan for. [default: the installed or newest known one]",
+    help="Version of vLLM to plan for.",
+    show_default="the installed or newest known one",
+    group=ENGINE,
+    example="0.11.0",
 )
 @engine_options
 @call_options
@@ -328,39 +484,23 @@ _FORMS: Final = ("terminal", "json")
     "--calibrate",
     metavar="LOG",
     multiple=True,
-    help=(
-        "Start-up log of this model; its measurements replace the priors, now and later. "
-        "Repeatable."
-    ),
-)
-@option(
-    "--ask-engine",
-    is_flag=True,
-    help="Let the installed vLLM lay out the KV cache (about ten seconds, no GPU).",
-)
-@option(
-    "--compile-cache",
-    metavar="DIR",
-    help=(
-        "Cache folder of vLLM, which shows whether the next start compiles. [default: this "
-        "machine's, if the GPU is local]"
-    ),
+    help="Replace estimates by the figures of this start-up log, now and later (repeatable).",
+    group=MEASURED,
+    example="start.log",
 )
 @option(
     "--no-calibration",
     is_flag=True,
-    help="Use the priors even if starts were measured.",
+    help="Use the estimates even if starts were measured.",
+    group=MEASURED,
 )
-@option("--sweep", metavar="SETTING=V1,V2,…", help="Print one row for each value of a setting.")
 @option(
-    "--format",
-    "form",
-    default="terminal",
-    show_default=True,
-    metavar="[terminal|json]",
-    help="Output format of the plan.",
+    "--ask-engine",
+    is_flag=True,
+    help="Let the installed vLLM lay out the KV cache, in about ten seconds without a GPU.",
+    group=MEASURED,
 )
-@option("--exit-code", is_flag=True, help="Exit with status 1 if it does not fit.")
+@option("--exit-code", is_flag=True, help="Exit with status 1 if the model does not fit.")
 @color_option
 @click.pass_context
 def command(
@@ -377,7 +517,6 @@ def command(
     engine: str,
     engine_version: str | None,
     calibrate: tuple[str, ...],
-    compile_cache: str | None,
     ask_engine: bool,
     no_calibration: bool,
     trace: bool,
@@ -389,22 +528,20 @@ def command(
 ) -> int:
     """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
 
-    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads and starts
-    nothing: it reads the weights' sizes from safetensors headers, or computes them from the
-    configuration. You can give a whole vllm serve command instead of MODEL. The plan names those of
-    its flags that take memory but are not counted.
+    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads no weights
+    and starts nothing. You can give a whole vllm serve command instead of MODEL: the plan names
+    those of its flags that take memory but are not counted.
 
-    Exit status: 0 after success, 1 with --exit-code if it does not fit, 2 after bad usage or if the
-    model is unreadable.
+    Exit status: 0 after success, 1 with --exit-code if the model does not fit, 2 after a usage
+    error or if the model is unreadable.
     """
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
     from oomguard.planning.start import read_start_request
 
-    form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
     gpu_options: dict[str, Any] = {
-        "gpu_memory": _total_bytes(gpu_memory),
+        "gpu_memory": None if gpu_memory is None else parse_size(gpu_memory).bytes,
         "gpu": gpu,
         "gpu_name": gpu_name,
     }
@@ -423,7 +560,6 @@ def command(
         engine_version=engine_version,
         calibrate=calibrate,
         use_calibrations=not no_calibration,
-        compile_cache=compile_cache,
         not_counted=ctx.meta.get(OTHER_FLAGS, ()),
         kept_words=ctx.meta.get(KEPT_WORDS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
@@ -433,17 +569,6 @@ def command(
     else:
         fits = _plan_start(asked, form, color, by_engine=ask_engine)
     return int(exit_code and not fits)
-
-
-def _total_bytes(size: str | None) -> int | None:
-    if size is None:
-        return None
-    total = parse_size(size).bytes
-    if total <= 0:
-        raise SettingError(
-            f"--gpu-memory must be above zero, got {size}", hint="for example --gpu-memory 24GiB"
-        )
-    return total
 
 
 def _bytes_of_gib(size_gib: float) -> int:
@@ -465,7 +590,7 @@ def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) 
     if form == "json":
         click.echo(json_line(plan_record(plan)))
     else:
-        print_start_plan(console(color), plan)
+        print_start_plan(console_of(form, color), plan)
     return plan.fits
 
 
@@ -480,7 +605,7 @@ def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> bool
         for record in sweep_records(name, rows):
             click.echo(json_line(record))
     else:
-        print_start_sweep(console(color), name, rows)
+        print_start_sweep(console_of(form, color), name, rows)
     return all(not isinstance(start, str) and start.fits for _, start in rows)
 
 
@@ -500,7 +625,7 @@ def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: 
         for _, call in rows:
             click.echo(json_line(call_record(call)))
     elif sweep:
-        print_call_sweep(console(color), name, rows)
+        print_call_sweep(console_of(form, color), name, rows)
     else:
-        print_call_budget(console(color), rows[0][1])
+        print_call_budget(console_of(form, color), rows[0][1])
     return all(call.fits for _, call in rows)

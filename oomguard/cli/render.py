@@ -168,6 +168,9 @@ class InputRenderer:
             is_shown = (
                 self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
             )
+            if damage is not None and self.work.form != "json":
+                # oomguard did not see all of it, so it cannot say that there is no failure
+                is_shown = is_shown and bool(diagnosis.incidents)
             if is_shown:
                 text = self.render(diagnosis)
             else:
@@ -209,7 +212,7 @@ class InputRenderer:
             from oomguard.report.json import to_json
 
             return to_json(diagnosis) + "\n"
-        if self.work.form == "markdown":
+        if self.work.form == "md":
             from oomguard.report.markdown import to_markdown
 
             return to_markdown(diagnosis) + "\n"
@@ -225,7 +228,7 @@ class InputRenderer:
     def _print(self, console: Console, diagnosis: Diagnosis) -> None:
         from oomguard.report.terminal import print_diagnosis
 
-        print_diagnosis(console, diagnosis)
+        print_diagnosis(console, diagnosis, full=self.work.verbose)
         if self.work.verbose:
             for incident in diagnosis.incidents:
                 for line in details(incident):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oomguard.cli.command import Command, Group
 from oomguard.cli.options import color_option, console, option, read_rules, rules_option
 from oomguard.core.errors import InputError, OomguardError, RuleError, UsageError
 from oomguard.core.files import read_regular
@@ -25,7 +26,7 @@ _MAX_COLUMNS: Final = 100
 _MAX_PAGE_BYTES: Final = 1 << 20
 
 
-@click.group("rules")
+@click.group("rules", cls=Group)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """List, show, check and test rule files."""
@@ -34,8 +35,14 @@ def command(ctx: click.Context) -> None:
     ctx.default_map = dict.fromkeys(command.commands, ctx.default_map or {})
 
 
-@command.command("list")
-@option("--signatures", is_flag=True, help="Also list the signatures with kind and wordings.")
+@command.command(
+    "list", cls=Command, common=("signatures",), example="oomguard rules list --signatures"
+)
+@option(
+    "--signatures",
+    is_flag=True,
+    help="Also list the signatures with their kinds and wordings.",
+)
 @rules_option
 def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
     """List every rule with its code, cause and title."""
@@ -49,7 +56,7 @@ def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
     return 0
 
 
-@command.command("show")
+@command.command("show", cls=Command, example="oomguard rules show OG201")
 @click.argument("name", metavar="CODE|SIGNATURE")
 @rules_option
 @color_option
@@ -97,12 +104,12 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
     return 0
 
 
-@command.command("pages")
+@command.command("pages", cls=Command, common=("check",), example="oomguard rules pages docs/rules")
 @click.argument("folder", metavar="DIR", type=click.Path())
 @option(
     "--check",
     is_flag=True,
-    help="Write nothing; exit with status 1 if a page is not up to date.",
+    help="Write nothing, and exit with status 1 if a page is not up to date.",
 )
 @rules_option
 def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
@@ -264,7 +271,7 @@ def _print_plain(text: str) -> None:
         click.echo(strip_escapes(line).rstrip().encode(encoding, "replace").decode(encoding))
 
 
-@command.command("check")
+@command.command("check", cls=Command, example="oomguard rules check --rules ./rules")
 @rules_option
 def check(rules: tuple[str, ...]) -> int:
     """Load every rule file and print the first mistake with its file, key and column."""
@@ -275,10 +282,10 @@ def check(rules: tuple[str, ...]) -> int:
     return 0
 
 
-@command.command("test")
+@command.command("test", cls=Command, example="oomguard rules test --rules ./rules")
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
-    """Run the tests in the rule files; exit with status 1 if one fails."""
+    """Run the tests in the rule files, and exit with status 1 if one fails."""
     from oomguard.diagnosis.rule_tests import problems
 
     rule_set = _read(rules)

@@ -17,8 +17,14 @@ import click
 
 from oomguard.analyst.attempt_hooks import AttemptHooks
 from oomguard.analyst.side_effects import OwnFiles, of_journal
+from oomguard.cli.command import warn_of_old_name
 from oomguard.cli.options import (
+    CHANGES,
+    LIMITS,
+    RECORDS,
+    RERUN,
     CommandAfterDashes,
+    Count,
     Duration,
     HostReserve,
     console,
@@ -42,7 +48,7 @@ from oomguard.cli.run_extensions import (
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis
 from oomguard.journal.location import JournalUrl, Location, default_path
-from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
+from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR
 from oomguard.supervisor.options import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
@@ -136,10 +142,9 @@ def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace(
-        "\n", "\\n"
-    )  # one line for each event
-    return f"oomguard: {event}" + (f": {extra}" if extra else "")
+    from oomguard.supervisor.messages import event_line
+
+    return event_line(event, fields)
 
 
 def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
@@ -248,15 +253,6 @@ _BUSY_S: Final = 1.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def reuse_option(function: F) -> F:
-    """Add the option --reuse."""
-    what = (
-        "Begin with the changes of this command's last run with the same model, engine version and "
-        "device, within --allow, --pin and --min."
-    )
-    return option("--reuse", is_flag=True, help=what)(function)
-
-
 def changes_to_reuse(
     launch: Launch, policy: Policy, place: Location | None, *, reuse: bool
 ) -> tuple[Patch, ...]:
@@ -275,75 +271,93 @@ def changes_to_reuse(
 JOURNAL_BUSY_S: Final = 1.0
 
 
-@click.command("run", cls=CommandAfterDashes)
+@click.command(
+    "run",
+    cls=CommandAfterDashes,
+    common=("allow", "pinned", "floors", "max_attempts", "dry_run", "report"),
+    example="oomguard run --report run.md -- vllm serve Qwen/Qwen3-8B",
+)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD …")
 @policy_options
 @option(
-    "--max-relaunches",
-    type=click.IntRange(min=0),
-    default=DEFAULT_MAX_RELAUNCHES,
+    "--max-attempts",
+    type=Count(1),
+    default=DEFAULT_MAX_ATTEMPTS,
     show_default=True,
-    help="Maximum number of relaunches after the first attempt.",
+    help="Maximum number of attempts, including the first.",
+    group=LIMITS,
 )
-@option(
-    "--max-per-hour",
-    type=click.IntRange(min=0),
-    default=DEFAULT_MAX_PER_HOUR,
-    show_default=True,
-    help="Maximum number of relaunches in any hour.",
-)
-@option(
-    "--deadline",
-    type=Duration(),
-    metavar="TIME",
-    help=(
-        "Start no attempt, not even the first, after this time, for example 1h30m or 90 (seconds). "
-        "[default: no deadline]"
-    ),
-)
+@option("--max-relaunches", type=Count(0), hidden=True)
 @option(
     "--dry-run",
     is_flag=True,
-    help="Run once; after a failure print the changed command instead of running it.",
-)
-@option(
-    "--idempotent",
-    is_flag=True,
-    help=("Allow a rerun from the beginning even if the command wrote files or served requests."),
+    help="Run once, and after a failure print the changed command instead of running it.",
+    group=CHANGES,
 )
 @option(
     "--report",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help=(
-        "Write attempts and diagnosis to FILE, also after a success. The name ends in .json, .md "
-        "or .html."
-    ),
+    help="Write attempts and diagnosis to FILE, whose name ends in .json, .md or .html.",
+    group=RECORDS,
+    example="run.md",
 )
-@metrics_option
 @option(
-    "--snapshot",
-    type=click.Path(dir_okay=False),
-    metavar="PATH",
-    help="Write torch's memory snapshot to PATH if an allocation in a vLLM engine fails; read it "
-    "with `oomguard diagnose PATH`. In other programs use oomguard.guard(snapshot=PATH).",
+    "--idempotent",
+    is_flag=True,
+    help="Allow a rerun even if the command wrote files or served requests.",
+    group=RERUN,
 )
-@journal_option("Journal of the attempts")
-@reuse_option
+@option(
+    "--step-recovery/--no-step-recovery",
+    default=True,
+    show_default="--step-recovery",
+    help="Let a vLLM engine survive a step that runs out of memory; only the request fails.",
+    group=CHANGES,
+)
 @option(
     "--input",
     "input_file",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
-    help="Use FILE as standard input of every attempt.",
+    help="Use FILE as the standard input of every attempt.",
+    group=RERUN,
+)
+@option(
+    "--reuse",
+    is_flag=True,
+    help=(
+        "Begin with the changes of this command's last run with the same model, engine version "
+        "and device."
+    ),
+    group=RERUN,
+)
+@option(
+    "--deadline",
+    type=Duration(),
+    metavar="TIME",
+    help="Start no attempt after this time, such as 1h30m or 90 (seconds).",
+    show_default="no deadline",
+    group=LIMITS,
+    example="1h30m",
+)
+@option(
+    "--max-per-hour",
+    type=Count(0),
+    default=DEFAULT_MAX_PER_HOUR,
+    show_default=True,
+    help="Maximum number of relaunches in any hour.",
+    group=LIMITS,
 )
 @option(
     "--grace",
     type=Duration(),
     default=DEFAULT_GRACE_S,
-    show_default=True,
+    show_default=f"{DEFAULT_GRACE_S:.0f}s",
     metavar="TIME",
     help="Time between a stop signal and killing the command.",
+    group=LIMITS,
+    example="30s",
 )
 @option(
     "--host-reserve",
@@ -355,21 +369,36 @@ JOURNAL_BUSY_S: Final = 1.0
         "Stop the command before less host memory than SIZE is left. 0 turns this off. auto: the "
         "larger of 2 GiB and 4%, below a container's limit and where the GPU shares host memory."
     ),
+    group=LIMITS,
+    example="4GiB",
 )
+@journal_option("Journal of the attempts")
+@metrics_option
+@option(
+    "--snapshot",
+    type=click.Path(dir_okay=False),
+    metavar="PATH",
+    help=(
+        "Write torch's memory snapshot to PATH if an allocation in a vLLM engine fails; "
+        "`oomguard diagnose PATH` reads it."
+    ),
+    group=RECORDS,
+    example="oom.pickle",
+)
+@cluster_options
 @option(
     "--pty/--no-pty",
     default=True,
-    show_default=True,
-    help="On a terminal, run the command in its own terminal instead of pipes.",
+    show_default="--pty",
+    help="Give the command its own terminal if oomguard runs on one, or use pipes.",
 )
 @option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
     show_default=True,
-    help="Format of the events on standard error.",
+    help="Format of oomguard's messages on standard error.",
 )
-@cluster_options
 @output_options
 @click.pass_context
 def command(
@@ -379,12 +408,14 @@ def command(
     pinned: tuple[str, ...],
     floors: tuple[str, ...],
     rules: tuple[str, ...],
-    max_relaunches: int,
+    max_attempts: int,
+    max_relaunches: int | None,
     max_per_hour: int,
     deadline: float | None,
     dry_run: bool,
     idempotent: bool,
     report: str | None,
+    step_recovery: bool,
     snapshot: str | None,
     journal: Location | None,
     reuse: bool,
@@ -401,12 +432,15 @@ def command(
 ) -> int:
     """Run a command; if it runs out of memory, explain why, change settings, and run it again.
 
-    The exit status is the command's own, or 128+n after a signal. It is 1 instead of 0 if the
-    engine's log says that it died, or if a full disk lost output. It is 125 if the command could
-    not start, and 126 or 127 as in a shell. See also --exit-status.
+    By default oomguard makes changes that keep outputs the same. It lowers capacity only for
+    settings that you did not set. It never changes outputs unless you allow it.
+
+    Exit status: the command's own, or 128+n after signal n. It is 1 instead of 0 if the engine's
+    log says that the engine died, or if a full disk lost output. It is 125 if the command could
+    not start, and 126 or 127 as in a shell.
     """
     if not argv:
-        raise UsageError("no command to run", hint="for example:oomguard run -- python script.py")
+        raise UsageError("no command to run", hint="for example: oomguard run -- python script.py")
     from oomguard.analyst.link import current_link
 
     link = current_link()
@@ -415,9 +449,9 @@ def command(
             "oomguard run cannot be called from another command",
             hint="for example: oomguard run -- python script.py",
         )
+    from oomguard.analyst.attempt_loop import AttemptLoop
     from oomguard.analyst.host_trend import HostTrend
     from oomguard.analyst.journal_hook import JournalHook
-    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.nested_run import outer_run
     from oomguard.core.log import get_logger
     from oomguard.engines.command import Launch
@@ -441,13 +475,20 @@ def command(
         link.options["host_reserve_bytes"] = 0  # the outer run watches
     choices = choices.check(is_inside=outer is not None)
     if outer is None:
-        relaunches = choices.max_relaunches(max_relaunches)
+        if max_relaunches is not None:
+            warn_of_old_name("--max-relaunches N", "--max-attempts N+1")
+            max_attempts = max_relaunches + 1
+        attempts = choices.max_attempts(max_attempts)
     else:
-        relaunches = 0
-    limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
+        attempts = 1
+    limits = {"max_attempts": attempts, "max_per_hour": max_per_hour, "deadline_s": deadline}
     policy = read_policy(allow, pinned, floors, **limits)
     _check(rules, report)
 
+    if not step_recovery:
+        from oomguard.engines.vllm.plugin import STEP_RECOVERY
+
+        os.environ[STEP_RECOVERY] = "0"
     if snapshot is None:
         snapshot_request = None
     else:
@@ -477,7 +518,7 @@ def command(
         dry_run,
         on_failure,
         idempotent,
-        AttemptHooks((start, HostTrend(link.signals.watcher.pid), *support.companions)),
+        AttemptHooks((start, HostTrend(link.signals.reaper.pid), *support.companions)),
         restarts=support.restarts,
         ended_by_us=lambda: start.ended_by_us() or support.ended_by_us(),
         placing=support.assign_devices(),
@@ -511,7 +552,7 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     from oomguard.analyst.outcome import END_S, CommandTerminator
 
     end = CommandTerminator(link.signals, min(grace, END_S))
-    return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)
+    return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.reaper.pid, end)
 
 
 def _check(rules: tuple[str, ...], report: str | None) -> None:
@@ -566,5 +607,8 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
     from oomguard.journal.store import Journal
 
     if place is None and not default_path().is_absolute():
-        raise InputError("oomguard found no home folder for the journal")
+        raise InputError(
+            "oomguard found no home folder for the journal",
+            hint="for example: oomguard run --journal runs.db -- …",
+        )
     return Journal(default_path() if place is None else place, busy_s=JOURNAL_BUSY_S)

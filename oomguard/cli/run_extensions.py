@@ -14,9 +14,9 @@ from oomguard.core.extensions import extension
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import AttemptHook
+    from oomguard.analyst.attempt_loop import AttemptLoop
     from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import Link, ReceivedSignals
-    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.analyst.placed_runs import DeviceAssignment
     from oomguard.core.incident import Patch
@@ -53,8 +53,8 @@ class ClusterChoices(Protocol):
     def check(self, *, is_inside: bool) -> ClusterChoices:
         """Return the options that apply to this run; raises UsageError."""
 
-    def max_relaunches(self, given: int) -> int:
-        """Return the largest number of relaunches."""
+    def max_attempts(self, given: int) -> int:
+        """Return the largest number of attempts."""
 
     def begin(self, setup: RunSetup) -> ClusterSupport:
         """Prepare a run with these options; raises UsageError."""
@@ -135,7 +135,7 @@ class NoCluster:
         del is_inside
         return self
 
-    def max_relaunches(self, given: int) -> int:
+    def max_attempts(self, given: int) -> int:
         """Return the number that the user gave."""
         return given
 

@@ -73,9 +73,9 @@ class ClusterOptions:
         serving = self.serving.checked(is_inside=is_inside)
         return ClusterOptions(self.placement, self.ranks, serving, self.scheduling)
 
-    def max_relaunches(self, given: int) -> int:
-        """Return the largest number of relaunches; restarts of a server need no such limit."""
-        return self.serving.relaunches(click.get_current_context(), given)
+    def max_attempts(self, given: int) -> int:
+        """Return the largest number of attempts; restarts of a server need no such limit."""
+        return self.serving.attempts(click.get_current_context(), given)
 
     def begin(self, setup: RunSetup) -> ClusterRun:
         """Prepare a run with these options.

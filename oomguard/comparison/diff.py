@@ -240,7 +240,9 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
         found = next((start for start in starts if start.number == number), None)
         if found is None:
             numbers = ", ".join(str(start.number) for start in starts)
-            raise InputError(f"{name}: the log has no start {number}", hint=f"it holds: {numbers}")
+            raise InputError(
+                f"{name}: the log has no start {number}", hint=f"it has the starts {numbers}"
+            )
         start = found
     incident = _failure(diagnosis, start.number)
     return ComparedStart(

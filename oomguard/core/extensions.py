@@ -30,7 +30,7 @@ class OptionalCommand(NamedTuple):
 _COMMANDS: Final = {
     "gpus": OptionalCommand(
         "oomguard.cluster.placement.gpus",
-        "Show each GPU: who holds what, who has a lease, what is hidden from here.",
+        "Show each GPU with its processes, leases and hidden devices.",
     ),
 }
 

@@ -671,7 +671,7 @@ def parse_size(text: str) -> Size:
         factor = None
     if match is None or factor is None:
         raise SettingError(
-            f"not a size: {text!r}", hint="write a number and a unit, for example 8GiB or 512MiB"
+            f"{text!r} is not a size", hint="write a number and a unit, for example 8GiB or 512MiB"
         )
     number = match.group(1).replace(",", "")
     decimals = len(number.partition(".")[2])
@@ -682,7 +682,7 @@ def parse_size(text: str) -> Size:
     try:
         return Size(round(_finite(number) * factor), slack)
     except (ValueError, OverflowError):
-        raise SettingError("not a size: more digits than any memory has") from None
+        raise SettingError(f"{text[:20]!r}… is not a size: no memory has so many digits") from None
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
@@ -732,5 +732,5 @@ def coerce(name: str, text: str) -> Fact:
         if spec.type == "bool":
             return Fact(name, YES_NO[text.lower()])
     except (ValueError, KeyError):
-        raise SettingError(f"{name} is {spec.type}, not {text!r}") from None
+        raise SettingError(f"{name} must be {spec.type}, got {text!r}") from None
     return Fact(name, text)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import Fact, FactValue, number_of
 from oomguard.core.kinds import NOT_OOM_KINDS, headline
-from oomguard.core.records import Record, shown
+from oomguard.core.records import Record, ShownRecord, shown
 
 if TYPE_CHECKING:
     from oomguard.core.snapshot_records import Snapshot
@@ -198,6 +198,13 @@ class Patch(Record):
         """Whether oomguard may apply this patch automatically."""
         return self.new is not None and self.blocked_by is None
 
+    @property
+    def change(self) -> str:
+        """The change as ``40960 -> 26624``, with byte counts as the engine gets them."""
+        if self.old is None:
+            return str(self.new)
+        return f"{self.old} -> {self.new}"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Action(Record):
@@ -368,6 +375,19 @@ class Attempt(Record):
         """Whether the attempt ended without a failure."""
         return self.incident is None and not self.error and self.exit_status in {None, 0}
 
+    def __str__(self) -> str:
+        """Return the attempt in one line; its ``repr`` has every field."""
+        outcome = self.error
+        if self.succeeded:
+            outcome = "succeeded"
+        elif self.incident is not None:
+            outcome = f"failed: {self.incident.kind}"
+        elif not outcome:
+            outcome = f"failed with exit status {self.exit_status}"
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        texts = [f"attempt {self.number}", settings, outcome, f"{self.seconds:.1f} s"]
+        return shown(", ".join(filter(None, texts)))
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineStart(Record):
@@ -388,12 +408,13 @@ EMPTY: Final = "empty"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Diagnosis(Record):
+class Diagnosis(ShownRecord):
     """Hold everything that oomguard found in one input, in the order of time.
 
     Attributes:
         source: the path as given.
         snapshot: the content of a memory snapshot; None for a log.
+        command: the command that started the engine, if the log shows it; "" otherwise.
 
         >>> oomguard.diagnose(path="error.log").verdict
         'oom'
@@ -404,6 +425,7 @@ class Diagnosis(Record):
     notes: tuple[str, ...] = ()
     starts: tuple[EngineStart, ...] = ()
     snapshot: Snapshot | None = None
+    command: str = ""
 
     def _repr_html_(self) -> str:
         """Return the diagnosis as HTML for a notebook cell.

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from oomguard.core.facts import Fact
-from oomguard.core.text import first_known
+from oomguard.core.text import PLACEHOLDER, first_known, is_known
 
 # What an allocator prints, most informative first: the request with free memory, the request with
 # used memory, the request alone.
 _ALLOCATION: Final = (
-    "{tried_bytes:GiB} asked for, {device_free_bytes:GiB} of {device_total_bytes:GiB} free",
+    "{tried_bytes:GiB} requested, {device_free_bytes:GiB} of {device_total_bytes:GiB} free",
     (
-        "{tried_bytes:GiB} asked for, {process_in_use_bytes|allocated_bytes:GiB} of "
+        "{tried_bytes:GiB} requested, {process_in_use_bytes|allocated_bytes:GiB} of "
         "{device_total_bytes:GiB} in use"
     ),
-    "{tried_bytes:GiB} asked for, {device_free_bytes:GiB} free",
-    "{tried_bytes:GiB} asked for",
+    "{tried_bytes:GiB} requested, {device_free_bytes:GiB} free",
+    "{tried_bytes:GiB} requested",
     "the process holds {process_in_use_bytes:GiB}",
 )
 
@@ -39,26 +39,34 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "nccl_oom": _allocator("NCCL could not get memory"),
     "kv_cache_none_left": (
         (
-            "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} at utilization "
-            "{gpu_memory_utilization_ratio}"
+            "No memory is left for the KV cache: everything else needs "
+            "{kv_cache_available_bytes:excess} more than utilization "
+            "{gpu_memory_utilization_ratio} allows"
         ),
-        "No memory is left for the KV cache: {kv_cache_available_bytes:GiB}",
+        (
+            "No memory is left for the KV cache: everything else needs "
+            "{kv_cache_available_bytes:excess} too much"
+        ),
         "No memory is left for the KV cache",
     ),
     "kv_cache_too_small_for_max_len": (
         (
-            "One request needs {kv_cache_needed_bytes:GiB} of KV cache, "
-            "{kv_cache_pool_bytes|kv_cache_available_bytes:GiB} is there"
+            "One request of {max_model_len_tokens:count} tokens needs {kv_cache_needed_bytes:GiB} "
+            "of KV cache, but {kv_cache_pool_bytes|kv_cache_available_bytes:GiB} is available"
         ),
         (
-            "One request does not fit in the KV cache: {max_model_len_tokens} tokens wanted, "
-            "{kv_cache_capacity_tokens} fit"
+            "One request needs {kv_cache_needed_bytes:GiB} of KV cache, "
+            "but {kv_cache_pool_bytes|kv_cache_available_bytes:GiB} is available"
+        ),
+        (
+            "One request of {max_model_len_tokens:count} tokens does not fit in the KV cache, "
+            "which holds {kv_cache_capacity_tokens:count} tokens"
         ),
         "One request of the full length does not fit in the KV cache",
     ),
     "startup_free_memory_below_utilization": (
         (
-            "vLLM wants {desired_bytes:GiB} at start-up, {device_free_bytes:GiB} of "
+            "vLLM wants {desired_bytes:GiB} at start-up, but {device_free_bytes:GiB} of "
             "{device_total_bytes:GiB} is free"
         ),
         "vLLM wants more memory at start-up than is free",
@@ -81,16 +89,17 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "cpu_node_memory": (
         (
-            "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} of the "
-            "{desired_bytes:GiB} that the utilization allows"
+            "No memory is left for the KV cache: everything else needs "
+            "{kv_cache_available_bytes:excess} more than the {desired_bytes:GiB} that the "
+            "utilization allows"
         ),
         (
-            "vLLM wants {desired_bytes:GiB} of the node's memory at start-up, "
+            "vLLM wants {desired_bytes:GiB} of the node's memory at start-up, but "
             "{device_free_bytes:GiB} "
             "of {device_total_bytes:GiB} is free"
         ),
         (
-            "A KV cache of {kv_cache_requested_bytes:GiB} was asked for, "
+            "A KV cache of {kv_cache_requested_bytes:GiB} was requested, but "
             "{device_free_bytes:GiB} of "
             "{device_total_bytes:GiB} is free"
         ),
@@ -103,7 +112,7 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "encoder_budget": ("One item needs more encoder tokens than the budget allows",),
     "kv_slots_exhausted": (
         (
-            "Too few places in the table of requests: {request_slots_needed} asked for, "
+            "Too few places in the table of requests: {request_slots_needed} requested, "
             "{request_slots_free} free"
         ),
         "No KV cache slot is left for a request",
@@ -124,8 +133,8 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
             "{host_limit_bytes:GiB}"
         ),
         "Host memory ran out: the limit was {host_limit_bytes:GiB}",
-        "Too little host memory: {tried_bytes:GiB} asked for, {host_available_bytes:GiB} available",
-        "Host memory ran out: {tried_bytes:GiB} asked for",
+        "Too little host memory: {tried_bytes:GiB} requested, {host_available_bytes:GiB} available",
+        "Host memory ran out: {tried_bytes:GiB} requested",
         "Host memory ran out: {host_victim} was ended with {host_victim_bytes:GiB}",
         "Host memory ran out: {host_victim} was ended",
         "The host ran out of memory",
@@ -153,3 +162,12 @@ def headline(kind: str, facts: Mapping[str, Fact]) -> str:
         facts: the printed facts of the failure.
     """
     return first_known(_HEADLINES.get(kind, ()), facts) or kind.replace("_", " ")
+
+
+def facts_of_headline(kind: str, facts: Mapping[str, Fact]) -> list[str]:
+    """Return the names of the facts whose figures the headline shows, in its order."""
+    template = next((text for text in _HEADLINES.get(kind, ()) if is_known(text, facts)), "")
+    names: list[str] = []
+    for found in PLACEHOLDER.finditer(template):
+        names += [name for name in found.group(1).split("|") if name in facts][:1]
+    return names

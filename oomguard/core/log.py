@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from oomguard.supervisor.messages import event_line
+
+# A warning that is repeated at once, word for word, is written once.
+_REPEATED_S: Final = 60.0
 Write = Callable[[int, str, dict[str, Any]], None]
 # Context managers entered around each event, so that an event does not break a progress bar on the
 # terminal. Only the newest one is used.
 pauses: Final[list[Callable[[], AbstractContextManager[object]]]] = []
 _writer: list[Write] = []
 _least: list[int] = []
+# The last event and when it was written.
+_last: list[tuple[tuple[int, str, str], float]] = []
 
 
 class _Written:
@@ -33,7 +40,7 @@ class _Written:
         return level >= self._least
 
     def _emit(self, level: int, event: str, fields: dict[str, Any]) -> None:
-        if self.isEnabledFor(level):
+        if self.isEnabledFor(level) and not _is_repeated(level, event, fields):
             self._write(level, event, fields)
 
     def debug(self, event: str, **fields: Any) -> None:
@@ -47,6 +54,15 @@ class _Written:
 
     def error(self, event: str, **fields: Any) -> None:
         self._emit(logging.ERROR, event, fields)
+
+
+def _is_repeated(level: int, event: str, fields: dict[str, Any]) -> bool:
+    """Return whether the last event was the same warning, a short time ago."""
+    now = time.monotonic()
+    this = (level, event, str(fields))
+    is_same = bool(_last) and _last[0][0] == this and now - _last[0][1] < _REPEATED_S
+    _last[:] = [(this, now)]
+    return is_same and level >= logging.WARNING
 
 
 class _Pausing:
@@ -106,14 +122,6 @@ def _logger() -> Any:
         return structlog.get_logger("oomguard")
     logger = logging.getLogger("oomguard")
     return _Written(
-        lambda level, event, fields: logger.log(level, "%s", _line(event, fields)),
+        lambda level, event, fields: logger.log(level, "%s", event_line(event, fields)),
         logger.getEffectiveLevel(),
     )
-
-
-def _line(event: str, fields: dict[str, Any]) -> str:
-    """Format an event as one readable line: the program, the event, and each field."""
-    shown = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
-    if shown:
-        return f"oomguard: {event}: {shown}"
-    return f"oomguard: {event}"

@@ -7,7 +7,7 @@ and knows how to display them. A test checks that no record imports a package ab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Status = Literal["ok", "unknown", "problem"]
 
@@ -36,6 +36,30 @@ class Record:
         import oomguard
 
         return str(oomguard.record_repr(self))
+
+
+class ShownRecord(Record):
+    """Base of the records that users print: ``str`` is the panel of the command line."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        import oomguard
+
+        return str(oomguard.record_text(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``--format json`` writes, with secrets masked."""
+        import oomguard
+
+        found: dict[str, Any] = oomguard.record_dict(self)
+        return found
+
+    def to_markdown(self) -> str:
+        """Return the record as Markdown, for an issue tracker or a chat."""
+        import oomguard
+
+        return str(oomguard.record_markdown(self))
 
 
 def shown(text: str) -> str:

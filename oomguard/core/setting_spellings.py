@@ -120,7 +120,7 @@ class Surface:
         try:
             return round(float(text) * self.unit_bytes)
         except (ValueError, OverflowError):
-            raise SettingError(f"{name} is a number, not {text!r}") from None
+            raise SettingError(f"{name} must be a number, got {text!r}") from None
 
 
 def parse_suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
@@ -396,7 +396,7 @@ def parse_assignment(text: str) -> tuple[str, FactValue]:
     """
     name, equals, value = text.partition("=")
     if not equals or not value:
-        raise SettingError(f"not SETTING=VALUE: {text!r}", hint="for example max_model_len=8192")
+        raise SettingError(f"{text!r} is not SETTING=VALUE", hint="for example: max_model_len=8192")
     knob = setting(name.strip())
     return knob.name, _value(knob.name, value.strip())
 

@@ -114,9 +114,16 @@ def setting(name: str) -> Setting:
         if near:
             hint = f"did you mean {near[0]}?"
         else:
-            hint = f"known settings: {', '.join(SETTINGS)}"
+            hint = "settings have the engine's own names, such as max_model_len"
         raise SettingError(f"unknown setting: {name}", hint=hint)
     return SETTINGS[canonical]
+
+
+_KINDS: Final = {
+    "int": "a whole number above 0",
+    "float": "a number above 0",
+    "bool": "true or false",
+}
 
 
 def parse_value(name: str, text: str) -> FactValue:
@@ -134,7 +141,8 @@ def parse_value(name: str, text: str) -> FactValue:
         if knob.type == "bool":
             return YES_NO[text.lower()]
     except (ValueError, KeyError):
-        raise SettingError(f"{knob.name} is {knob.type}, not {text!r}") from None
+        kind = _KINDS[knob.type]
+        raise SettingError(f"{knob.name} must be {kind}, got {text!r}") from None
     return text
 
 

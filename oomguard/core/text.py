@@ -52,6 +52,7 @@ _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 # another one is larger than the second limit.
 _SMALL_BYTES: Final = 0.1 * GIB
 _LARGE_BYTES: Final = 10 * GIB
+_SIZES: Final = frozenset({"GiB", "excess"})
 
 
 def render(template: str, facts: Mapping[str, Fact]) -> str:
@@ -61,8 +62,9 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
 
     Args:
         template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` prints bytes as a size,
-            ``{fact:percent}`` a share, ``{fact:signal}`` the name of a signal. ``{first|second}``
-            prints the first known fact.
+            ``{fact:excess}`` a negative number of bytes as a size above zero, ``{fact:count}`` a
+            number with commas, ``{fact:percent}`` a share, ``{fact:signal}`` the name of a signal.
+            ``{first|second}`` prints the first known fact.
         facts: the known facts, by name.
 
         >>> render("{a:GiB} free[ of {b:GiB}].", {"a": Fact("a", 2 * GIB)})
@@ -75,8 +77,13 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
 def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
     """Return the first template whose facts are all known, filled in; "" if there is none."""
     return next(
-        (render(template, facts) for template in templates if _is_known(template, facts)), ""
+        (render(template, facts) for template in templates if is_known(template, facts)), ""
     )
+
+
+def is_known(text: str, facts: Mapping[str, Fact]) -> bool:
+    """Return whether every fact that a template needs is known."""
+    return all(_fact(found, facts) is not None for found in PLACEHOLDER.finditer(text))
 
 
 def without_brackets(template: str) -> str:
@@ -102,11 +109,11 @@ def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
 
 def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
     """Fill one sentence, without the parts that need an unknown fact; "" if nothing is left."""
-    sentence = _without_optional(sentence, lambda part: _is_known(part, facts))
+    sentence = _without_optional(sentence, lambda part: is_known(part, facts))
     first, *more = (clause.strip() for clause in sentence.rstrip().removesuffix(".").split("; "))
-    if not first or not _is_known(first, facts):
+    if not first or not is_known(first, facts):
         return ""
-    known = "; ".join([first, *(clause for clause in more if _is_known(clause, facts))])
+    known = "; ".join([first, *(clause for clause in more if is_known(clause, facts))])
     if sentence.rstrip().endswith("."):
         end = "."
     else:
@@ -122,13 +129,10 @@ def _fact(placeholder: re.Match[str], facts: Mapping[str, Fact]) -> Fact | None:
     return next((facts[name] for name in placeholder.group(1).split("|") if name in facts), None)
 
 
-def _is_known(text: str, facts: Mapping[str, Fact]) -> bool:
-    return all(_fact(found, facts) is not None for found in PLACEHOLDER.finditer(text))
-
-
 def _is_in_mib(text: str, facts: Mapping[str, Fact]) -> bool:
     """Return whether to write the sentence's sizes in MiB, because one is too small for GiB."""
-    found = (_fact(found, facts) for found in PLACEHOLDER.finditer(text) if found.group(2) == "GiB")
+    sized = (found for found in PLACEHOLDER.finditer(text) if found.group(2) in _SIZES)
+    found = (_fact(one, facts) for one in sized)
     sizes = [
         abs(fact.value)
         for fact in found
@@ -147,8 +151,12 @@ def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: boo
         return str(value)
     if form == "GiB":
         return _size(value, fact.slack, in_mib=in_mib)
+    if form == "excess":
+        return _size(-value, fact.slack, in_mib=in_mib)
+    if form == "count":
+        return f"{value:,.0f}"
     if form == "percent":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}%"
     if form == "signal":
         return _SIGNALS.get(int(value), f"signal {value:.0f}")
     if isinstance(value, float):
@@ -159,6 +167,8 @@ def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: boo
 def _size(value: float, slack: float, *, in_mib: bool) -> str:
     if not value and not slack:
         return "0 bytes"
-    if in_mib and _SMALL_BYTES <= abs(value) < _LARGE_BYTES and slack <= 0.1 * abs(value):
+    if in_mib and value and slack > 0.1 * abs(value):
+        return f"about {value / MIB:.2g} MiB"
+    if in_mib and _SMALL_BYTES <= abs(value) < _LARGE_BYTES:
         return f"{value / MIB:.{0 if slack >= MIB / 2 else 2}f} MiB"
     return format_rounded(value, slack)

@@ -15,6 +15,7 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import Fact, FactValue, number_of, parse_size
 from oomguard.core.incident import EMPTY, Cause, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.core.settings import parse_value, setting
+from oomguard.diagnosis.shown_command import ShownCommand
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
@@ -316,7 +317,9 @@ def diagnose_lines(
             none.
     """
     rules = rules or default_rules()
-    found = scan(lines, rules, source, given=settings, unrecognized=True)
+    command = ShownCommand()
+    found = scan(command.watch(lines), rules, source, given=settings, unrecognized=True)
+    found = replace(found, command=command.text)
     return assess_all(with_labels(found), rules, policy or Policy(), given=given, model=model)
 
 
@@ -411,8 +414,10 @@ def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
 
 
 def diagnose(
-    source: str | Path | BaseException,
+    source: str | Path | BaseException | None = None,
     *,
+    text: str | None = None,
+    path: str | Path | None = None,
     policy: Policy | None = None,
     settings: Mapping[str, FactValue] | None = None,
     gpu_memory: int | str | None = None,
@@ -420,14 +425,16 @@ def diagnose(
 ) -> Diagnosis:
     """Explain why memory ran out and what to change.
 
-        diagnosis = oomguard.diagnose("error.log")
+        diagnosis = oomguard.diagnose(path="error.log")
         print(diagnosis)
         for incident in diagnosis.incidents: ...
 
     Args:
-        source: a log's text, the path of a log or an allocation snapshot, or an exception. A string
+        source: an exception, a log's text, or the path of a log or an allocation snapshot. A string
             is a path if a file has that name, or if it has no white space and looks like a path:
-            ``logs/run``, ``error.log``.
+            ``logs/run``, ``error.log``. None if ``text`` or ``path`` is given.
+        text: a log's text. None: see ``source``.
+        path: the path of a log or an allocation snapshot. None: see ``source``.
         policy: what a patch may change; None permits the automatic changes of ``oomguard run``.
         settings: effective settings that the source does not have, by name, as in ``--set``.
         gpu_memory: the device's total memory if the source does not have it: bytes, or a size such
@@ -440,29 +447,67 @@ def diagnose(
         snapshot, ``snapshot`` has its summary, even without a failed allocation.
 
     Raises:
-        UsageError: the source has another type, a path is unreadable (InputError), or a setting is
-            unknown or invalid (SettingError).
+        UsageError: the source has another type, not exactly one source is given, a path is
+            unreadable (InputError), or a setting is unknown or invalid (SettingError).
     """
-    if not isinstance(source, (str, Path, BaseException)):
-        expected = "a log's text, the path of a log or an exception"
-        raise UsageError(
-            f"diagnose takes {expected}, not {_described(source)}",
-            hint="pass the text of an open log: log.read()",
-        )
+    file, log, error = _source_of(source, text, path)
     given = device_fact(gpu_memory)
     in_force = user_settings(settings)
-    if isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
-        with open_log(str(source)) as stream:
+    if file is not None:
+        with open_log(file) as stream:
             return diagnose_stream(
-                stream, str(source), policy=policy, given=given, settings=in_force, model=model
+                stream, file, policy=policy, given=given, settings=in_force, model=model
             )
-    if isinstance(source, str):
-        lines = join_pieces(read_lines(io.BytesIO(source.encode("utf-8", "surrogatepass"))))
-        name = ""
+    lines: Iterable[Line | Gap]
+    if error is not None:
+        lines = exception_lines(error)
+        name = type(error).__name__
     else:
-        lines = exception_lines(source)
-        name = type(source).__name__
+        lines = join_pieces(read_lines(io.BytesIO(log.encode("utf-8", "surrogatepass"))))
+        name = ""
     return diagnose_lines(lines, name, policy=policy, given=given, settings=in_force, model=model)
+
+
+_SOURCES: Final = "a log's text, the path of a log or an exception"
+
+
+def _source_of(
+    source: object, text: object, path: object
+) -> tuple[str | None, str, BaseException | None]:
+    """Return the path, the text and the exception of a source; only one of them is set.
+
+    Raises:
+        UsageError: the source has another type, or not exactly one is given.
+    """
+    given = [one for one in (source, text, path) if one is not None]
+    if len(given) > 1 or (source is None and not given):
+        raise UsageError(
+            f"diagnose takes {_SOURCES}, and exactly one of them, not {len(given)}",
+            hint='for example: oomguard.diagnose(path="error.log")',
+        )
+    if text is not None:
+        _check_type(text, str, "text", "a log's text")
+        return None, str(text), None
+    if path is not None:
+        _check_type(path, (str, Path), "path", "the path of a log")
+        return str(path), "", None
+    if isinstance(source, BaseException):
+        return None, "", source
+    _check_type(source, (str, Path), "", _SOURCES)
+    if isinstance(source, Path) or _names_a_file(str(source)):
+        return str(source), "", None
+    return None, str(source), None
+
+
+def _check_type(
+    value: object, types: type | tuple[type, ...], argument: str, expected: str
+) -> None:
+    if not isinstance(value, types):
+        for_argument = f" for {argument}" if argument else ""
+        raise UsageError(
+            f"diagnose takes {expected}{for_argument}, not {_described(value)}",
+            hint="pass the text of an open log: log.read()",
+        )
 
 
 def device_fact(gpu_memory: int | str | None) -> dict[str, Fact]:

@@ -44,6 +44,11 @@ def said(_launch: Launch) -> tuple[Line, ...]:
     return ()
 
 
+def survived_steps(_launch: Launch) -> Mapping[str, float]:
+    """Return no figures."""
+    return {}
+
+
 def limits(_launch: Launch) -> Mapping[str, int]:
     """Return no limits."""
     return {}

@@ -12,7 +12,7 @@ Each engine is a folder here. Its files say what it can do; only those that appl
   each call is a ``WatchedCall``.
 - ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of
   calls on the device.
-- ``seen_calls.py``: ``watch(handler)``, for calls that a watch records and never changes.
+- ``call_recorder.py``: ``watch(handler)``, for calls that a watch records and never changes.
 - ``starts.py``: ``watch(handler)``, for an engine that a program starts in this process; each start
   is a ``WatchedStart``.
 
@@ -123,6 +123,9 @@ class Insight(Protocol):
         The program may redirect its output, so its own log may not have them.
         """
 
+    def survived_steps(self, launch: Launch) -> Mapping[str, float]:
+        """Return how often the launch's engines survived a step without room; empty if never."""
+
     def limits(self, launch: Launch) -> Mapping[str, int]:
         """Return the memory limits of the launch's processes by fact, if any were reported."""
 
@@ -221,7 +224,7 @@ class WatchedCall(Protocol):
 
     @property
     def phase(self) -> str | None:
-        """The engine's phase, one of incident.PHASES; None if the traceback tells it better."""
+        """The engine's phase, one of incident.PHASES; None if the traceback shows it better."""
 
     @property
     def may_train(self) -> bool:

@@ -59,8 +59,8 @@ def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool])
 
 
 def watch_seen_calls(handler: SeenCallHandler) -> None:
-    """Route recorded calls of every engine with a module ``seen_calls`` through ``handler``."""
-    for module in _modules("seen_calls"):
+    """Route recorded calls of every engine with a module ``call_recorder`` through ``handler``."""
+    for module in _modules("call_recorder"):
         module.watch(handler)
 
 
@@ -101,9 +101,10 @@ def shelf() -> Shelf | None:
 def killed_before() -> KilledBefore | None:
     """Return how often the current task was killed for memory in other processes.
 
-    None if no engine with a module ``retried`` reports a kill.
+    None if no engine with a module ``killed_attempt`` reports a kill.
     """
-    for module in _modules("retried"):  # runs in each guarded call: a generator would be slower
+    # Each guarded call runs this loop; a generator would be slower.
+    for module in _modules("killed_attempt"):
         found = module.killed_before()
         if found is not None:
             return cast("KilledBefore", found)

@@ -157,7 +157,7 @@ class _Loop:
             needed = None
         else:
             needed = 2 * seen
-        left = self.ledger.policy.max_relaunches - len(self.ledger.attempts)
+        left = self.ledger.policy.max_attempts - 1 - len(self.ledger.attempts)
         return CallModel(
             rows, base, needed, seen, is_cached=torch_memory.is_cached(), attempts_left=left
         )
@@ -203,7 +203,7 @@ def attempts(
         SettingError: an effect or a setting is unknown, or the snapshot's folder does not exist.
     """
     start = {setting(name).name: value for name, value in settings.items()}
-    policy = make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1)
+    policy = make_policy(allow, minimum=floors, max_attempts=max_attempts)
     caller = sys._getframe(1)
     line = caller.f_code, caller.f_lineno
     return _Loop(policy, start, snapshot_path(snapshot), line).attempts()

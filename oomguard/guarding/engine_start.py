@@ -391,16 +391,15 @@ class StartRun:
         return {name: value for name, value in scanner.measured.items() if name in wanted}
 
     def _announce(self) -> None:
-        from oomguard.report.wording import arrow
 
         patches = self._ledger.patches
         log = get_logger()
         for patch in patches:
             self._owner.patched(patch)
-        log.info("starting again", **{patch.setting: arrow(patch) for patch in patches})
+        log.info("starting again", **{patch.setting: patch.change for patch in patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in patches):
             log.warning(
-                "this engine starts with reduced settings", **{p.setting: arrow(p) for p in patches}
+                "this engine starts with reduced settings", **{p.setting: p.change for p in patches}
             )
 
     def _annotate(self, error: Exception, incident: Incident) -> None:

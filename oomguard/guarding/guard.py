@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def decorate(made: Guard, function: F) -> F:
+def decorate(made: GuardState, function: F) -> F:
     """Return the function under a guard with ``made``'s policy.
 
     A remote function or an actor class (Ray) is guarded in the process that runs its code.
@@ -87,7 +87,7 @@ def decorate(made: Guard, function: F) -> F:
     return decorated
 
 
-def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
+def _of_remote(made: GuardState, function: F, *, is_method: bool = False) -> F:
     """Return a remote function's code, guarded; methods without batch arguments stay whole."""
     is_whole = is_method and (
         is_special(function) or not set(made.batch) <= set(inspect.signature(function).parameters)
@@ -111,7 +111,7 @@ def _as_watched(function: F) -> F:
     return function
 
 
-def _around(current: Guard, function: F) -> F:
+def _around(current: GuardState, function: F) -> F:
     function = _as_watched(function)
     if not current.batch:
         return enter_around(function, current) or _guarding(current, function)
@@ -134,7 +134,7 @@ def _around(current: Guard, function: F) -> F:
     return _splitting(current, function)
 
 
-def _guarding(current: Guard, function: F) -> F:
+def _guarding(current: GuardState, function: F) -> F:
     """Return the plain function with ``current`` active while it runs; a success costs little."""
 
     @functools.wraps(function)
@@ -159,7 +159,7 @@ def _guarding(current: Guard, function: F) -> F:
     return cast("F", call)
 
 
-def _splitting(current: Guard, function: F) -> F:
+def _splitting(current: GuardState, function: F) -> F:
     """Return the plain function, which runs in parts along ``batch`` after an out-of-memory."""
 
     from oomguard.guarding.function_call import OriginalInputs
@@ -197,7 +197,7 @@ def _splitting(current: Guard, function: F) -> F:
 
 
 def _size(
-    current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    current: GuardState, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> SizeOfCall:
     from oomguard.guarding.function_call import RowsCall
 
@@ -205,7 +205,7 @@ def _size(
 
 
 def _in_parts(
-    current: Guard,
+    current: GuardState,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -264,7 +264,7 @@ class GuardedFunction(Protocol[P, R_co]):
 _HAPPENED = {"diagnosis": None, "partial": None}
 
 
-def state_of(guard: Guard) -> dict[str, Any]:
+def pickled_state(guard: GuardState) -> dict[str, Any]:
     """Return the state with which another process makes the same guard."""
     if guard.recording is None:
         path = None
@@ -280,8 +280,8 @@ def state_of(guard: Guard) -> dict[str, Any]:
     return state
 
 
-def restore(guard: Guard, state: dict[str, Any]) -> None:
-    """Restore a guard from ``state_of``, with what its job's processes have learned since."""
+def restore(guard: GuardState, state: dict[str, Any]) -> None:
+    """Restore a guard from ``pickled_state``, with what its job's processes have learned since."""
     from oomguard.guarding.batch_size_cache import share
     from oomguard.guarding.kill_recovery import KillRecovery
     from oomguard.probe.snapshot_recorder import SnapshotRecorder
@@ -304,8 +304,8 @@ DEFAULT_MAX_ATTEMPTS: Final = 8
 MAX_ATTEMPTS_KEPT: Final = 1000
 
 
-class Guard:
-    """A guard; make it with ``oomguard.guard``.
+class GuardState:
+    """Hold what a guard may do, what it has learned, and what happened under it.
 
     Attributes:
         policy: what the user permits.
@@ -355,7 +355,7 @@ class Guard:
         self._name = ""
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> GuardState:
         if not watching:
             watch()
         if self.recording is not None and not disabled():
@@ -379,21 +379,6 @@ class Guard:
             self.explain(error)
         if self.recording is not None and self.recording.is_on:
             self.recording.end()
-
-    async def __aenter__(self) -> Guard:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def __call__(self, function: Callable[P, R]) -> GuardedFunction[P, R]:
-        """Guard a function: sync, async, generator or async generator, also a method."""
-        return cast("GuardedFunction[P, R]", decorate(self, function))
 
     def explain(self, error: BaseException) -> None:
         """Add the diagnosis to a memory failure that leaves the guard, once."""
@@ -432,12 +417,12 @@ class Guard:
             return None
         return self.recording.taken
 
-    def for_function(self, batch: tuple[str, ...] | None = None) -> Guard:
+    def for_function(self, batch: tuple[str, ...] | None = None) -> GuardState:
         """Return a guard with the same policy for the calls of one decorated function.
 
         ``batch`` None: split along the same arguments.
         """
-        return Guard(
+        return GuardState(
             self.policy,
             batch=self.batch if batch is None else batch,
             restart=self.restart,
@@ -457,7 +442,7 @@ class Guard:
         take_at(error, self.recording)
 
     def __getstate__(self) -> dict[str, Any]:
-        return state_of(self)
+        return pickled_state(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         restore(self, state)
@@ -515,6 +500,78 @@ class Guard:
             _tell(self._on_patch, patch)
 
 
+class Guard:
+    """Guard the calls of a block or of a function; make it with ``oomguard.guard``.
+
+        with oomguard.guard() as g:
+            outputs = model.generate(**inputs)
+        print(g.diagnosis)
+
+    Attributes:
+        attempts: the last 1,000 attempts under ``with``, without calls that succeeded at once.
+            Those of a decorated function are attributes of the function.
+        diagnosis: the last failure; None without one. That of a decorated function is an attribute
+            of the function.
+        partial: the finished rows of the last call under ``with``, if it was given up; otherwise
+            None.
+    """
+
+    def __init__(self, state: GuardState) -> None:
+        self._state = state
+
+    def __enter__(self) -> Guard:
+        self._state.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._state.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Guard:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, R]) -> GuardedFunction[P, R]:
+        """Guard a function: sync, async, generator or async generator, also a method."""
+        return cast("GuardedFunction[P, R]", decorate(self._state, function))
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The recorded attempts, in order."""
+        return self._state.attempts
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The last failure; None without one."""
+        return self._state.diagnosis
+
+    @property
+    def partial(self) -> Partial | None:
+        """The finished rows of the last call, if it was given up; otherwise None."""
+        return self._state.partial
+
+    @property
+    def snapshot(self) -> Path | None:
+        """The file of the memory snapshot that ``guard(snapshot=...)`` wrote; None without one."""
+        return self._state.snapshot
+
+
+def state_of(guard: Guard) -> GuardState:
+    """Return the state of a guard, for the packages that run calls under it."""
+    return guard._state
+
+
 @overload
 def guard(function: Callable[P, R], /) -> GuardedFunction[P, R]: ...
 @overload
@@ -548,7 +605,7 @@ def guard(
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Any:
-    """Guard a function or a block against running out of memory.
+    """GuardState a function or a block against running out of memory.
 
         @oomguard.guard(allow="reduces-capacity")
         def answer(prompts):
@@ -593,8 +650,8 @@ def guard(
             hint="Give a number of seconds above 0, or None.",
         )
     path = snapshot_path(snapshot)
-    policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
-    made = Guard(
+    policy = make_policy(allow, pin, floors, max_attempts=max_attempts)
+    events = GuardState(
         policy,
         batch=batch,
         restart=restart,
@@ -603,6 +660,7 @@ def guard(
         on_incident=on_incident,
         on_patch=on_patch,
     )
+    made = Guard(events)
     if function is None:
         return made
     return made(function)

@@ -680,7 +680,7 @@ class MicroBatchRun:
             is_cached=torch_memory.is_cached(),
             not_splittable=self._not_splittable,
             others_ran=self._next_row > 0,
-            attempts_left=self._owner.policy.max_relaunches - len(self._ledger.attempts),
+            attempts_left=self._owner.policy.max_attempts - 1 - len(self._ledger.attempts),
             variants=self._changed.variants(),
         )
 

@@ -149,7 +149,7 @@ class _Deliverer:
                 answer["is_refused"] = isinstance(error, NoJournalError)
                 failures += 1
             if is_last:
-                with contextlib.suppress(OSError):  # nobody reads it if the run was killed
+                with contextlib.suppress(OSError):  # a killed run reads no answer
                     print(json_line(answer), flush=True)  # noqa: T201 - to the run
                 if not failures:
                     self._deliver_others()

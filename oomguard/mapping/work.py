@@ -18,7 +18,7 @@ from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import disabled
 from oomguard.guarding.failure import add_note, clear, run_guarded, scan_error
-from oomguard.guarding.guard import guard
+from oomguard.guarding.guard import guard, state_of
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.items import FAILED, WAITING, FailedItem, Items
 from oomguard.mapping.progress import MapProgress
@@ -326,9 +326,9 @@ class MapRun:
         with self._guard_of_one as made:
             _, error = run_guarded(self._compute, ([index],), {})
             if error is not None:
-                made.explain(error)
+                state_of(made).explain(error)
         self._tried(made.attempts)
-        made.forget_attempts()
+        state_of(made).forget_attempts()
         return error
 
     def _tried(self, attempts: Sequence[Attempt]) -> None:

@@ -177,7 +177,7 @@ _ENGINE: Final = "vllm"
 # A value is a number, an engine's own word, or an object of both.
 _VALUE: Final = re.compile(r"[\w.+-]{1,24}")
 _GPU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 +-]{0,40}")
-_HINT: Final = "create a record with: oomguard report START.log"
+_HINT: Final = "create a record with: oomguard contribute START.log"
 
 
 def read_record(line: str, where: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
-from oomguard.core.records import Record
+from oomguard.core.records import ShownRecord
 from oomguard.core.setting_spellings import default_value
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
@@ -173,7 +173,7 @@ class Needed:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StartPlan(Record):
+class StartPlan(ShownRecord):
     """Report a planned start of vLLM.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What the user permits: highest effect, pinned settings, floors, relaunches and a deadline."""
+"""What the user permits: highest effect, pinned settings, minimums, attempts and a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oomguard.core.incident import Effect, Incident, Patch
 from oomguard.core.setting_spellings import default_value, surface, unmanaged_arguments
 from oomguard.core.settings import SETTINGS, setting, value_in_force
 
-DEFAULT_MAX_RELAUNCHES: Final = 3
+DEFAULT_MAX_ATTEMPTS: Final = 4
 DEFAULT_MAX_PER_HOUR: Final = 3
 # Why a patch that exceeds the user's byte count is blocked; it becomes an alternative.
 HARD_LIMIT: Final = "a byte count you set"
@@ -50,7 +50,7 @@ class Policy:
             same; reduce capacity only for settings that the user did not set.
         pinned: settings that are never changed.
         minimum: the lowest permitted value by setting.
-        max_relaunches: the number of relaunches after the first attempt.
+        max_attempts: the largest number of attempts, including the first.
         deadline_s: seconds from the start of the first attempt; None: no deadline.
         max_per_hour: relaunches of a command within any hour.
         needed: what the command's own requests need, by setting.
@@ -59,7 +59,7 @@ class Policy:
     allow: Effect | None = None
     pinned: frozenset[str] = frozenset()
     minimum: Mapping[str, FactValue] = field(default_factory=lambda: MappingProxyType({}))
-    max_relaunches: int = DEFAULT_MAX_RELAUNCHES
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
     deadline_s: float | None = None
     max_per_hour: int = DEFAULT_MAX_PER_HOUR
     needed: Mapping[str, LeastValue] = field(default_factory=lambda: MappingProxyType({}))
@@ -155,7 +155,7 @@ def make_policy(
     pinned: Iterable[str] = (),
     minimum: Mapping[str, FactValue] | None = None,
     *,
-    max_relaunches: int = DEFAULT_MAX_RELAUNCHES,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     deadline_s: float | None = None,
     max_per_hour: int = DEFAULT_MAX_PER_HOUR,
 ) -> Policy:
@@ -175,7 +175,7 @@ def make_policy(
         None if allow is None else Effect.parse(allow),
         frozenset(pinned_name(name) for name in pinned),
         {setting(name).name: value for name, value in (minimum or {}).items()},
-        max_relaunches,
+        max_attempts,
         deadline_s,
         max_per_hour,
     )

@@ -11,7 +11,6 @@ from oomguard.report.html import to_html
 from oomguard.report.json import json_line, patch_dict, plain_value, to_dict
 from oomguard.report.markdown import cell, inline, to_markdown
 from oomguard.report.presentable import drawn, masked
-from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +82,7 @@ def reduction_sentence(attempts: Sequence[Attempt]) -> str | None:
     patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
     if not patches or not attempts[-1].succeeded:
         return None
-    changes = ", ".join(f"{p.setting} {arrow(p)}" for p in patches)
+    changes = ", ".join(f"{p.setting} {p.change}" for p in patches)
     return (
         f"Ran with reduced settings: {changes}. "
         f"{' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
@@ -135,7 +134,7 @@ def _changed(attempt: Attempt) -> str:
     if not attempt.patches:
         return "nothing"
     return "\n".join(
-        f"{p.setting} {'-> ' if p.old is None else ''}{arrow(p)}\n({p.effect})"
+        f"{p.setting} {'-> ' if p.old is None else ''}{p.change}\n({p.effect})"
         for p in attempt.patches
     )
 

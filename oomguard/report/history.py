@@ -25,7 +25,6 @@ from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
 from oomguard.report.presentable import drawn, masked
 from oomguard.report.redact import HOME, MASK, homes_kept
 from oomguard.report.terminal import print_diagnosis
-from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -199,7 +198,7 @@ def happened(run: PastRun) -> list[str]:
     """Return failures, changes and their results as printable lines."""
     lines = []
     for past in run.attempts:
-        lines += [f"{patch.setting} {arrow(patch)}" for patch in past.attempt.patches]
+        lines += [f"{patch.setting} {patch.change}" for patch in past.attempt.patches]
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))

@@ -49,6 +49,7 @@ from oomguard.report.wording import (
     shown_once,
     start_title,
     tradeoff,
+    what_died,
 )
 
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
@@ -244,7 +245,7 @@ def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: i
 def _incident(shown: ShownIncident, level: int) -> str:
     incident = shown.incident
     title = f"h{level + 1}"
-    parts = [_element(f"h{level}", incident.headline, "headline")]
+    parts = [_element(f"h{level}", what_died(incident), "headline")]
     parts.append(
         f'<p class="dim"><code>{_escaped(incident.kind)}</code> {_escaped(place(incident))}</p>\n'
     )
@@ -379,7 +380,7 @@ def _action(action: Action) -> str:
     if action.cost:
         parts.append(_element("p", f"Cost: {action.cost}", "dim"))
     if action.blocked_by:
-        parts.append(_element("p", f"Not automatic: {action.blocked_by}", "dim"))
+        parts.append(_element("p", f"oomguard run needs permission: {action.blocked_by}", "dim"))
     if action.command:
         parts.append(f'<div class="paste"><code>{_escaped(action.command)}</code></div>\n')
     return f"{''.join(parts)}</li>\n"

@@ -31,6 +31,7 @@ from oomguard.report.wording import (
     shown_once,
     start_title,
     tradeoff,
+    what_died,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def fenced(text: str) -> list[str]:
 def _incident(shown: ShownIncident, source: str) -> str:
     incident = shown.incident
     lines = [
-        f"### {inline(incident.headline)}",
+        f"### {inline(what_died(incident))}",
         "",
         f"{code(incident.kind)} {inline(place(incident, source))}",
     ]
@@ -133,7 +134,9 @@ def _action(action: Action) -> str:
     texts = [f"**{inline(action.title)}**{effect}", inline(action_why(action))]
     texts += [code(action.command)] if action.command else []
     texts += [f"Cost: {inline(action.cost)}"] if action.cost else []
-    texts += [f"Not automatic: {inline(action.blocked_by)}"] if action.blocked_by else []
+    texts += (
+        [f"oomguard run needs permission: {inline(action.blocked_by)}"] if action.blocked_by else []
+    )
     return "<br>".join(text for text in texts if text)
 
 

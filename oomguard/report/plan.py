@@ -14,9 +14,9 @@ from oomguard.estimate.call.trace import CallBudget
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
 from oomguard.planning.start import StartPlan
+from oomguard.report.bar import BudgetBar
 from oomguard.report.json import SCHEMA
 from oomguard.report.redact import mask_command
-from oomguard.report.terminal import BudgetBar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,17 +66,7 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
         f"{call.max_new_tokens:,} tokens"
     )
     console.print(Text(f"{head}, {format_gib(call.gpu_total_bytes)}", style="bold"), soft_wrap=True)
-    kv = min(call.kv_cache_bytes, call.peak_bytes - call.weights_bytes)
-    rows = (
-        ("weights", call.weights_bytes),
-        ("KV cache", kv),
-        ("activations", call.peak_bytes - call.weights_bytes - kv),
-        ("reserved by torch, unused", call.reserved_bytes - call.peak_bytes),
-        ("CUDA context", call.cuda_context_bytes),
-        ("free", call.gpu_total_bytes - call.reserved_bytes - call.cuda_context_bytes),
-    )
-    parts = tuple(BudgetPart(name, size, "solved") for name, size in rows if size > 0)
-    console.print(BudgetBar(Budget(call.gpu_total_bytes, parts), ascii_only=not utf, table=True))
+    console.print(BudgetBar(budget_of_call(call), ascii_only=not utf, table=True))
     if call.traced:
         how = "the model's own code under fake tensors"
     else:
@@ -97,6 +87,21 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
     )
     for line in call.assumptions:
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+
+
+def budget_of_call(call: CallBudget) -> Budget:
+    """Return the memory of a call's GPU as parts."""
+    kv = min(call.kv_cache_bytes, call.peak_bytes - call.weights_bytes)
+    rows = (
+        ("weights", call.weights_bytes),
+        ("KV cache", kv),
+        ("activations", call.peak_bytes - call.weights_bytes - kv),
+        ("reserved by torch, unused", call.reserved_bytes - call.peak_bytes),
+        ("CUDA context", call.cuda_context_bytes),
+        ("free", call.gpu_total_bytes - call.reserved_bytes - call.cuda_context_bytes),
+    )
+    parts = tuple(BudgetPart(name, size, "solved") for name, size in rows if size > 0)
+    return Budget(call.gpu_total_bytes, parts)
 
 
 def budget_of(start: StartBudget) -> Budget:

@@ -821,11 +821,24 @@ def mask_command(argv: Sequence[str], *, keep_homes: bool = False) -> list[str]:
     return words
 
 
-def _hides_assigned(name: str) -> bool:
-    return bool(secrecy(name)) or (name.startswith("-") and PROMPT.match(name) is not None)
+# These flags take a file in most programs, also in ``oomguard run``. A prompt has spaces.
+_FILE_FLAGS: Final = frozenset({"--input", "--inputs"})
+
+
+def _is_file(flag: str, value: str) -> bool:
+    """Return whether the value of a flag is a file, which is shown."""
+    return flag in _FILE_FLAGS and not any(map(str.isspace, value))
+
+
+def _hides_assigned(name: str, value: str) -> bool:
+    if secrecy(name):
+        return True
+    return name.startswith("-") and PROMPT.match(name) is not None and not _is_file(name, value)
 
 
 def _hides_next(flag: str, word: str) -> bool:
+    if _is_file(flag, word):
+        return False
     if secrecy(flag) == "weak":  # a switch, if another flag follows
         return not word.startswith("-") and is_secret_value(flag, word)
     return bool(secrecy(flag)) or not NUMBER.match(word)
@@ -866,7 +879,7 @@ def _pass_words(words: Sequence[str]) -> list[str]:
         ):  # a secret in it ends before the word does
             text = mask(hide_in_script(word[: by_program.get(index)]))
             masked.append(f"{text}{MASK}" if index in by_program else text)
-        elif equals and _hides_assigned(name) and is_secret_value(name, value):
+        elif equals and _hides_assigned(name, value) and is_secret_value(name, value):
             masked.append(f"{name}={MASK}")
         elif index in by_program:
             masked.append(f"{word[: by_program[index]]}{MASK}")
@@ -947,4 +960,4 @@ def _hides_prompt(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
         return '"' in body or "'" in body or bool(PROMPT_IDS.search(name))
     if value.form == "call":
         return bool(PROMPT_IDS.search(name))
-    return name.startswith("-") and not NUMBER.match(body)
+    return name.startswith("-") and not NUMBER.match(body) and not _is_file(name, body)

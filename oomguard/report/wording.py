@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 from oomguard.core.facts import MIB, FactValue, format_gib
 from oomguard.core.incident import (
@@ -77,6 +81,63 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
         incident.alternatives,
         incident.budget,
         incident.unknown,
+    )
+
+
+_FIRST_LINE: Final = Path(__file__).with_name("first_line.toml")
+# A word such as "One", whose first letter is small inside a sentence; "CUDA" and "vLLM" stay.
+_MESSAGE_CHARS: Final = 120
+_WORD: Final = re.compile(r"[A-Z][a-z]*\b")
+
+
+@cache
+def _first_line() -> dict[str, Any]:
+    return tomllib.loads(_FIRST_LINE.read_text(encoding="utf-8"))
+
+
+def framework_name(framework: str) -> str:
+    """Return a framework's name as its project writes it."""
+    return str(_first_line()["names"].get(framework, framework))
+
+
+def what_died(incident: Incident) -> str:
+    """Return one sentence: which program failed at what, with the figures.
+
+    >>> what_died(oomguard.diagnose(path="error.log").first_cause)
+    'vLLM could not start: no memory is left for the KV cache'
+    """
+    table = _first_line()
+    row = next(row for row in table["begins"] if _fits(row, incident, table["engines"]["names"]))
+    engine_name = framework_name(incident.framework)
+    begins = row["text"].format(engine=engine_name)
+    figures = incident.headline
+    if incident.kind == "other":
+        figures = shortened(incident.message, _MESSAGE_CHARS)
+    if not begins:
+        return figures
+    if incident.kind != "other":
+        figures = figures.replace(": ", ", ", 1)
+    if _WORD.match(figures):
+        figures = figures[0].lower() + figures[1:]
+    if figures.startswith(f"{engine_name} "):
+        figures = f"it{figures.removeprefix(engine_name)}"
+    return f"{begins}: {figures}"
+
+
+def shortened(text: str, chars: int) -> str:
+    """Return a text on one line, cut at a word after ``chars`` characters at most."""
+    words = " ".join(text.split())
+    if len(words) <= chars:
+        return words
+    return f"{words[: chars - 3].rpartition(' ')[0] or words[: chars - 3]}..."
+
+
+def _fits(row: Mapping[str, Any], incident: Incident, engines: Sequence[str]) -> bool:
+    return (
+        incident.kind in row.get("kinds", (incident.kind,))
+        and incident.phase in row.get("phases", (incident.phase,))
+        and row.get("at_start", incident.is_at_start) == incident.is_at_start
+        and (not row.get("engines", False) or incident.framework in engines)
     )
 
 
@@ -169,13 +230,6 @@ def instead(alternative: Alternative) -> str:
     return f"{name} = {amount(name, value)}"
 
 
-def arrow(patch: Patch) -> str:
-    """Return a change such as ``40960 -> 26624`` with byte counts as the engine gets them."""
-    if patch.old is None:
-        return str(patch.new)
-    return f"{patch.old} -> {patch.new}"
-
-
 def why(patch: Patch) -> str:
     """Return the reason of a patch and the bytes that it should free."""
     freed = patch.predicted_freed_bytes or 0
@@ -233,6 +287,13 @@ def blocked(patch: Patch) -> str:
 def tradeoff(alternative: Alternative) -> str:
     """Return the cost of an alternative; "" if unknown."""
     return str(getattr(alternative, "tradeoff", ""))
+
+
+def percent_sure(cause: Cause) -> str:
+    """Return a cause's confidence in words, such as ``97% sure``; "" for an unknown cause."""
+    if cause.id == "unknown":
+        return ""
+    return f"{100 * cause.confidence:.0f}% sure"
 
 
 def confidence(value: float) -> str:

@@ -43,7 +43,7 @@ class Ledger:
         attempts: the attempts that ended, in order.
         tried: (setting, value) pairs that failed; none is chosen again.
         diagnosis: the last diagnosis with an incident, otherwise the first one.
-        exhausted: whether patches were left, but no relaunches or no time.
+        exhausted: whether patches were left, but no attempts or no time.
         left: these patches.
         is_change_left: whether all ranks permit a change though no attempt follows; None: the ranks
             have not agreed on that.
@@ -68,7 +68,7 @@ class Ledger:
     def reopen(self, *, anew: bool) -> Attempt:
         """Take back the last attempt, which succeeded but has failed since, and return it.
 
-        ``anew``: count relaunches and time from now, because the attempt had done its work. What
+        ``anew``: count attempts and time from now, because the attempt had done its work. What
         failed before is not tried again.
         """
         taken = self.attempts.pop()
@@ -252,8 +252,7 @@ class Ledger:
             )
 
     def leaves_another(self) -> bool:
-        """Return whether the policy permits another attempt, by relaunches and time."""
+        """Return whether the policy permits another attempt, by attempts and time."""
         return (
-            self.time_left_s() > 0
-            and len(self.attempts) - self._before <= self.policy.max_relaunches
+            self.time_left_s() > 0 and len(self.attempts) - self._before < self.policy.max_attempts
         )

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from oomguard.core.facts import format_gib
+from oomguard.core.log import get_logger
 from oomguard.probe import nvml
 from oomguard.probe.nvml import Device
 
 LIMIT_S: Final = 60.0
 POLL_S: Final = 0.5
+# Drivers usually free memory within a second; a longer wait needs an explanation.
+ANNOUNCE_AFTER_S: Final = 2.0
 TOLERANCE_RATIO: Final = 0.01
 
 
@@ -39,7 +42,9 @@ def wait_until_free(
         What is still used after ``limit_s`` and by which processes, as text. None if all memory is
         free again, after a stop, or if nothing is known.
     """
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
+    deadline = began + limit_s
+    is_announced = False
     while before and not stop():
         now = devices_by_index()
         held = {}
@@ -49,6 +54,13 @@ def wait_until_free(
                 held[index] = size
         if not held:
             return None
+        if not is_announced and time.monotonic() - began > ANNOUNCE_AFTER_S:
+            is_announced = True
+            get_logger().info(
+                "Waiting until the GPUs are as free as before the attempt",
+                still_held=", ".join(f"GPU {i}: {format_gib(size)}" for i, size in held.items()),
+                at_most_s=round(limit_s),
+            )
         if time.monotonic() > deadline:
             from oomguard.probe.processes import sees_host_pids
 

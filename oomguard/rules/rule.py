@@ -123,12 +123,12 @@ def _check(fix: Fix, row: Table) -> None:
             )
     possible = effects_of(knob, constant)
     if fix.effect not in possible:
-        told = " or ".join(str(effect) for effect in sorted(possible))
+        allowed = " or ".join(str(effect) for effect in sorted(possible))
         if constant is None:
             changed = knob.name
         else:
             changed = f"{knob.name} = {constant}"
-        raise row.error(f"{changed} is never {fix.effect}", "effect", hint=f"it is {told}")
+        raise row.error(f"{changed} is never {fix.effect}", "effect", hint=f"it is {allowed}")
 
 
 def effects_of(knob: Setting, constant: FactValue | None) -> set[Effect]:

@@ -44,12 +44,12 @@ class MissingRow:
         """Return whether this would decide the incident; ``is_live`` means a live run."""
         if is_live and self.of_a_log:
             return False
-        told = (
+        conditions = (
             (self.kinds, incident.kind),
             (self.frameworks, incident.framework),
             (self.phases, incident.phase),
         )
-        if any(wanted and value not in wanted for wanted, value in told):
+        if any(wanted and value not in wanted for wanted, value in conditions):
             return False
         return not any(name in incident.facts for name in self.unknown)
 

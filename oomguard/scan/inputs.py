@@ -18,7 +18,7 @@ from typing import Final
 
 from oomguard.core.errors import InputError
 from oomguard.core.records import Record
-from oomguard.scan.compressed import format_of
+from oomguard.scan.decompression import format_of
 from oomguard.scan.non_logs import WIDE_TEXT, is_named_pickle
 from oomguard.scan.source import printable_path
 

@@ -156,7 +156,7 @@ def _as_input_errors(url: str) -> Iterator[None]:
         no_credentials = type(error).__name__ == "NoCredentialsError"
         raise InputError(
             f"{printable_path(url)}: {type(error).__name__}: {_short(error)}",
-            hint="aws configure" if no_credentials else None,
+            hint="set the credentials, for example: aws configure" if no_credentials else None,
         ) from None
 
 

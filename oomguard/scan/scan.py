@@ -141,10 +141,21 @@ class HostTasks:
 # not the log's own.
 #
 # The form of a line decides, never its position, so other programs' lines in between still count.
-# The forms are a panel by its title, an event by its name, an exception's note by its lines, and
-# the JSON, Markdown and HTML of commands.
+# The forms are a panel by its first line, headings and margin, an event by its name, an exception's
+# note by its lines, and the JSON, Markdown and HTML of commands. Earlier versions drew panels as
+# boxes.
 
 _EVENT: Final = "oomguard: "
+_PANEL: Final = "oomguard["
+_SUMMARY: Final = re.compile(r"oomguard: \d+ failures, the first cause on top")
+# A heading, the log's quoted line, or a margin of two columns, which no frame of a traceback has. A
+# launcher may have put its rank before the line.
+_PANEL_LINE: Final = re.compile(
+    r"(?:\d{1,4}: )?(?:(?:Do this|Why|Or|Other options|Decide by|Unknown|To find the cause|More):"
+    r"|\s*\d* ?\| |  (?! |File \"))"
+)
+_PANEL_END: Final = "More: "
+_MOST_PANEL_LINES: Final = 80
 _EVENT_AS_JSON: Final = '"logger": "oomguard"'
 _OBJECT: Final = '{"schema": 1, "'
 _OBJECTS: Final = ('"verdict": "', '"attempts": [', '"groups": [')
@@ -156,7 +167,7 @@ _PAGE: Final = '<main class="oomguard">'
 _EVIDENCE: Final = "<details><summary>Evidence ("
 _PAGE_ENDS = "</main>"
 _EVIDENCE_ENDS = "</details>"
-_BEGINS: Final = (_EVENT, "{", "\u256d\u2500 ", "+- ", "<", _TABLE, _NO_FIT)
+_BEGINS: Final = (_EVENT, _PANEL, "{", "\u256d\u2500 ", "+- ", "<", _TABLE, _NO_FIT)
 # rich draws these boxes, round or in ASCII. Other programs' boxes (a traceback, an error of a
 # command line) have other titles.
 _TOP: Final = re.compile(r"(?:\u256d\u2500|\+-) (?P<title>[^\u2500]+?) ?[\u2500-]*[\u256e+]\s*\Z")
@@ -170,14 +181,19 @@ _NOTED: Final = re.compile(
     r"  (?:why|where|budget|tried|change|do first|then|not changed|unknown|to decide|note): "
 )
 _QUOTED: Final = re.compile(r"line \d+: ")
+_LONG_KINDS: Final = sorted({*KINDS} - {"other"}, key=len, reverse=True)
 _KIND: Final = re.compile(rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})\b")
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Track one process's open boxes, innermost last, each with its first line."""
+    """Track one process's open boxes, innermost last, each with its first line.
+
+    ``panel`` is the line of an open panel, or 0.
+    """
 
     boxes: list[tuple[bool, int]] = field(default_factory=list)
+    panel: int = 0
     is_own: bool = False
     is_note: bool = False
     is_table: bool = False
@@ -221,6 +237,8 @@ class OwnReports:
         )
 
     def _is_own(self, writer: _Writer, line: Line, text: str) -> bool:
+        if self._is_of_panel(writer, line, text):
+            return True
         if self._is_line(text) or _EVENT_AS_JSON in line.text:
             writer.is_note = text.startswith(_EVENT)
             self._names(_KIND.search(line.text), line)
@@ -233,6 +251,19 @@ class OwnReports:
             or self._is_of_page(writer, line, text)
             or self._is_of_box(writer, line, text)
         )
+
+    def _is_of_panel(self, writer: _Writer, line: Line, text: str) -> bool:
+        if text.startswith(_PANEL) or _SUMMARY.match(text):
+            writer.panel = line.number
+            return True
+        if not writer.panel or line.number - writer.panel > _MOST_PANEL_LINES:
+            return False
+        is_own = _PANEL_LINE.match(text) is not None
+        if is_own:
+            kind = next((kind for kind in _LONG_KINDS if kind in text), None)
+            if text.startswith(_PANEL_END):
+                self.mentions.setdefault(kind or "a failure", writer.panel)
+        return is_own
 
     @staticmethod
     def _is_line(text: str) -> bool:

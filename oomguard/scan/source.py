@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 from oomguard.core.errors import InputError
 from oomguard.core.text import strip_escapes
-from oomguard.scan.compressed import HEAD_BYTES, Unpacked, format_of
+from oomguard.scan.decompression import HEAD_BYTES, Unpacked, format_of
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

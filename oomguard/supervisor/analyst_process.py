@@ -112,14 +112,14 @@ class AnalystProcess:
                 os.close(null)
                 os.set_inheritable(self._output, False)
             self._socket = ours
-            self.tell(say="facts", **self._facts, output=self._output)
+            self.send(say="facts", **self._facts, output=self._output)
         except (OSError, ValueError) as error:
             ours.close()
             self.fail(f"it could not be started: {error}")
         finally:
             theirs.close()
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send a message. An analyst that does not accept it in time has failed."""
         if self._socket is None:
             return

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 # The main loop runs at least ten times a second.
 TICK_S: Final = 1.0
 STALLED_TICKS: Final = 10
-# A look at /proc misses a process whose parent ends meanwhile, so one look is not enough.
-_LOOKS: Final = 3
 _COPIED_BYTES: Final = 1 << 16
 # Processes that outlive the command keep its pipes open; they are read for this long.
 _DRAIN_S: Final = 2.0
 _START_S: Final = 5.0
+_KILLED_S: Final = 1.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class ReaperLostError(Exception):
+    """Report a reaper that has not started the command, in words for the user."""
 
 
 class SupervisorState:
@@ -94,8 +97,10 @@ def run_safely(
 
         status = Supervisor(words, command, closed).run()
         os._exit(status)
+    except ReaperLostError as error:
+        _continue_alone(command, masked, closed, str(error))
     except BaseException as error:  # noqa: BLE001 - whatever failed, the command must not notice
-        _go_on(command, masked, closed, f"{type(error).__name__}: {error}")
+        _continue_alone(command, masked, closed, f"{type(error).__name__}: {error}")
 
 
 def _start_watchdog(command: Sequence[str], masked: set[int]) -> None:
@@ -140,22 +145,25 @@ def _watch(command: Sequence[str], masked: set[int]) -> None:
             still = 0
         seen = beats
         if still >= STALLED_TICKS:
-            _go_on(command, masked, frozenset(), "its main loop hangs")
+            _continue_alone(command, masked, frozenset(), "its main loop hangs")
 
 
-def _go_on(
+def _continue_alone(
     command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
 ) -> NoReturn:
     """Do the rest of a run; never returns."""
     status = PROGRESS.final
     try:
         if status is None:
-            status = _rest(command, masked, closed, why)
+            status = _finish_run(command, masked, closed, why)
     finally:
         os._exit(125 if status is None else status)
 
 
-def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str) -> int:
+def _finish_run(
+    command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
+) -> int:
+    """Do the rest of a run; return its exit status."""
     progress = PROGRESS
     reader = _Reader(progress.channel)
     if progress.is_starting and progress.status is None:
@@ -170,7 +178,7 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
         progress.status = progress.earlier
     if not is_there and progress.status is None:
         _say(f"oomguard: oomguard failed, so the command runs without it: {why}")
-        _leave_reaper(wait_s=0.0)
+        _end_reaper(wait_s=0.0)
         return _become(command, masked, closed)
     if progress.status is None:
         _say(f"oomguard: oomguard failed, so the command continues without it: {why}")
@@ -178,7 +186,7 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
     else:
         _say(f"oomguard: oomguard failed, so it could not explain the failure: {why}")
     was_killed = not os.path.exists(f"/proc/{progress.reaper_pid}/exe")
-    _leave_reaper()
+    _end_reaper()
     if was_killed:
         _end_orphans()
     return progress.status
@@ -186,11 +194,11 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
 
 def _end_orphans(wait_s: float = 2.0) -> None:
     """Kill what the command left if somebody has killed the reaper: its orphans are ours then."""
-    from oomguard.supervisor.tree import descendants
+    from oomguard.supervisor.tree import LOOKS, descendants
 
     until_s = time.monotonic() + wait_s
     looks = 0
-    while looks < _LOOKS and time.monotonic() < until_s:
+    while looks < LOOKS and time.monotonic() < until_s:
         left = descendants(os.getpid())
         looks = 0 if left else looks + 1
         for pid in left:
@@ -267,7 +275,7 @@ def _copy(reader: _Reader) -> int:
             signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     ended_s: float | None = None
     while outputs or reader.status is None:
-        _hand_on_stops()
+        _forward_stops()
         poll = select.poll()
         for fd in (*outputs, *inputs):
             poll.register(fd, select.POLLIN)
@@ -277,9 +285,9 @@ def _copy(reader: _Reader) -> int:
             if fd == reader.fileno():
                 reader.read(0)
             elif fd in inputs:
-                if not _pass_on(fd, inputs[fd]):
+                if not _copy_once(fd, inputs[fd]):
                     del inputs[fd]
-            elif not _pass_on(fd, outputs[fd]):
+            elif not _copy_once(fd, outputs[fd]):
                 del outputs[fd]
         if reader.status is None:
             reader.status = _status_of_zombie(reader)
@@ -292,7 +300,7 @@ def _copy(reader: _Reader) -> int:
     return reader.status
 
 
-def _pass_on(source: int, sink: int) -> bool:
+def _copy_once(source: int, sink: int) -> bool:
     """Copy the available bytes; return False at the end."""
     try:
         data = os.read(source, _COPIED_BYTES)
@@ -347,7 +355,7 @@ def _code_of_reaper() -> int | None:
     return None
 
 
-def _hand_on_stops() -> None:
+def _forward_stops() -> None:
     """Forward pending stop signals to the command."""
     for number in _STOPS:
         if number in signal.sigpending():
@@ -356,27 +364,33 @@ def _hand_on_stops() -> None:
                 os.kill(PROGRESS.command_pid or 0, number)
 
 
-def _leave_reaper(wait_s: float = 12.0) -> None:
+def _end_reaper(wait_s: float = 12.0) -> None:
     """Let the reaper stop all remaining processes and itself; kill it after ``wait_s`` seconds."""
     if PROGRESS.channel is not None:
         with contextlib.suppress(OSError):
             PROGRESS.channel.shutdown(2)
-    until_s = time.monotonic() + wait_s
-    while PROGRESS.reaper_pid is not None and time.monotonic() < until_s:
-        try:
-            if os.waitpid(PROGRESS.reaper_pid, os.WNOHANG)[0]:
-                break
-        except OSError:
-            break
-        time.sleep(0.01)
-    else:
-        if PROGRESS.reaper_pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(PROGRESS.reaper_pid, signal.SIGKILL)
+    pid = PROGRESS.reaper_pid
+    if pid is not None and not _has_ended(pid, wait_s):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        _has_ended(pid, _KILLED_S)
     with contextlib.suppress(Exception):  # the reaper has done so, or was killed before
         from oomguard.supervisor.tree import remove_tree
 
         remove_tree(PROGRESS.folder or "")
+
+
+def _has_ended(pid: int, wait_s: float) -> bool:
+    """Wait for a child for at most ``wait_s`` seconds; return whether it has ended."""
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _become(command: Sequence[str], masked: set[int] | None, closed: frozenset[int]) -> int:

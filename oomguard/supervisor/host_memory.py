@@ -307,7 +307,7 @@ class HostWatch:
     """Watch the host's memory during one attempt, in a thread.
 
     Args:
-        watcher: the reaper above the command.
+        reaper: the process above the command.
         messages: reports that the command is stopped.
         reserve_bytes: the bytes that must stay available on the machine and below each limit. None:
             the default below limits and on machines with unified memory; 0: nothing is watched.
@@ -319,12 +319,12 @@ class HostWatch:
 
     def __init__(
         self,
-        watcher: Reaper,
+        reaper: Reaper,
         messages: Messages,
         reserve_bytes: int | None,
         memory: HostMemory | None = None,
     ) -> None:
-        self._watcher = watcher
+        self._reaper = reaper
         self._messages = messages
         self._asked_bytes = reserve_bytes
         self._memory = memory
@@ -448,7 +448,7 @@ class HostWatch:
         holder = max(sizes, key=lambda pid: sizes[pid], default=None)
         record = self._describe(memory, level, growth, sizes, holder)
         self.record = record
-        self._watcher.forward(int(signal.SIGTERM), None, None)
+        self._reaper.forward(int(signal.SIGTERM), None, None)
         self._messages.say(
             "warning",
             "Stopping the command before host memory runs out",
@@ -465,7 +465,7 @@ class HostWatch:
             now_s = time.monotonic()
             is_used = now.available_bytes < reserve * _USED_PART
             if first_kill_s is not None and now_s - first_kill_s > _ALL_KILLED_S:
-                self._watcher.kill()
+                self._reaper.kill()
                 return
             if (is_used or now_s - began_s > _GRACE_S) and now_s >= next_kill_s:
                 self._kill_largest(record)
@@ -484,7 +484,7 @@ class HostWatch:
             tree.send(pid, signal.SIGKILL)
 
     def _sizes(self) -> dict[int, int]:
-        return {pid: resident_bytes(pid) for pid in tree_pids(self._watcher.pid)}
+        return {pid: resident_bytes(pid) for pid in tree_pids(self._reaper.pid)}
 
     def _is_to_blame(self, sizes: dict[int, int], reserve_bytes: int) -> bool:
         """Return whether the command has memory whose release would help."""

@@ -31,7 +31,7 @@ FAILED_STATUS: Final = 1
 _BY_CAUSE: Final = frozenset({90, 91, 92})
 _NOTHING_RAN: Final = frozenset({0, 1, 2, 125, 130, 141})
 # Every output of an engine that the analyst knows contains one of these words, in lower case.
-SPEAKS: Final = (
+ENGINE_WORDS: Final = (
     "vllm",
     "llm engine",
     "llmengine",
@@ -48,6 +48,7 @@ _POD: Final = "KUBERNETES_SERVICE_HOST"
 _SAID: Final = "OOMGUARD_VLLM_SAID"
 _REPORT: Final = "OOMGUARD_VLLM_REPORT"
 _ACKNOWLEDGE: Final = "OOMGUARD_VLLM_ACKNOWLEDGE"
+_STEP_RECOVERY: Final = "OOMGUARD_VLLM_STEP_RECOVERY"
 _MEMORY_EVENTS: Final = ("memory.events", "memory.oom_control")
 
 
@@ -118,7 +119,7 @@ class Supervisor:
             status = ended.status
             self._is_cut = self._is_cut or ended.is_cut
             following = self._after(ended)
-            if self._signals.watcher.is_lost:
+            if self._signals.reaper.is_lost:
                 break
         if following.status is not None:
             status = following.status
@@ -150,9 +151,9 @@ class Supervisor:
         self._number += 1
         self._buffer.forget()
         self._since_ns = now_ns()
-        self._files = OpenFiles(self._signals.watcher.pid)
+        self._files = OpenFiles(self._signals.reaper.pid)
         reserve_bytes = self._options.host_reserve_bytes
-        host = self._host = HostWatch(self._signals.watcher, self._messages, reserve_bytes)
+        host = self._host = HostWatch(self._signals.reaper, self._messages, reserve_bytes)
         self._command = command
         options = self._options
         self._source = self._source or StandardInput(path=options.input_path)
@@ -166,7 +167,7 @@ class Supervisor:
                 on_started=self._started,
                 on_failing=self._failing,
                 pty=options.pty,
-                along=self,
+                hook=self,
                 messages=self._messages,
             )
         finally:
@@ -190,14 +191,14 @@ class Supervisor:
 
     def _start_analyst(self) -> None:
         self._analyst.start()
-        self._signals.watcher.spared_pid = self._analyst.pid
+        self._signals.reaper.exempt_pid = self._analyst.pid
         unshield(self._analyst.pid)
 
     def _report_start(self) -> None:
-        self._analyst.tell(
+        self._analyst.send(
             say="started",
             number=self._number,
-            pid=self._signals.watcher.command_pid,
+            pid=self._signals.reaper.command_pid,
             env=dict(self._command.env),
             at=time.time() - (time.monotonic() - self._started_s),
         )
@@ -219,7 +220,7 @@ class Supervisor:
             self._tee.watch(self._watched, selectors.EVENT_READ, self._read_messages)
         if not self._has_sent_stop and self._signals.stopped_by is not None:
             self._has_sent_stop = True
-            analyst.tell(say="stop", **self._stops())
+            analyst.send(say="stop", **self._stops())
         if not analyst.runs:
             self._unwatch()
 
@@ -255,7 +256,7 @@ class Supervisor:
         if not self._analyst.runs and _POD in os.environ:
             self._start_analyst()
         if self._analyst.runs:
-            self._analyst.tell(
+            self._analyst.send(
                 say="not started", number=self._number, text=str(error), status=error.status
             )
             if self._answer() is not None:
@@ -267,19 +268,19 @@ class Supervisor:
         """Return the next step after an attempt."""
         analyst = self._analyst
         signals = self._signals
-        if not analyst.runs and (not self._has_to_explain(ended) or signals.hurries):
+        if not analyst.runs and (not self._has_to_explain(ended) or signals.is_urgent):
             return self._unexplained(ended)
         if not analyst.runs:
             self._start_analyst()
             self._report_start()
-        analyst.tell(
+        analyst.send(
             say="ended",
             number=self._number,
             status=ended.status,
             seconds=ended.seconds,
             is_cut=ended.is_cut,
             of_reader=ended.of_reader,
-            exited=signals.watcher.exited,
+            exited=signals.reaper.exited,
             since_ns=self._since_ns,
             files=self._files.seen(),
             lost_input=None if self._source is None else self._source.lost,
@@ -299,7 +300,7 @@ class Supervisor:
         if self._host_record is not None:
             return True
         return bool(ended.status and not ended.of_reader) or (
-            not ended.status and self._buffer.may_hold(SPEAKS)
+            not ended.status and self._buffer.may_hold(ENGINE_WORDS)
         )
 
     def _unexplained(self, ended: Exit) -> NextStep:
@@ -345,11 +346,11 @@ class Supervisor:
             beat()
             if self._signals.stopped_by is not None and not has_sent_stop:
                 has_sent_stop = True
-                analyst.tell(say="stop", **self._stops())
+                analyst.send(say="stop", **self._stops())
             if has_sent_stop:
                 # A user at the terminal may want to read why the command failed, and can press the
                 # key again.
-                is_short = self._signals.hurries or self._signals.presses > presses
+                is_short = self._signals.is_urgent or self._signals.presses > presses
                 if is_short:
                     limit_s = analyst_process.STOPPED_S
                 else:
@@ -392,13 +393,13 @@ class Supervisor:
             case "broken":
                 self._analyst.fail(f"it failed: {str(message.get('reason'))[:300]}")
             case "forward":
-                self._signals.watcher.forward(int(message["number"]), None, None)
+                self._signals.reaper.forward(int(message["number"]), None, None)
             case "kill":
-                self._signals.watcher.kill()
+                self._signals.reaper.kill()
             case "notify":
                 _notify(message["address"], message["text"])
             case "output?":
-                self._analyst.tell(
+                self._analyst.send(
                     say="output",
                     output_index=self._buffer.index(counts=bool(message.get("counts"))),
                 )
@@ -443,7 +444,7 @@ class Supervisor:
         return {
             "words": ["run", *self._words, "--", *self._argv],
             "supervisor": os.getpid(),
-            "reaper": self._signals.watcher.pid,
+            "reaper": self._signals.reaper.pid,
             "session": self._session,
             "analyst_first": self._options.analyst_first,
             "began": self._began,
@@ -456,7 +457,7 @@ class Supervisor:
             path = f"{folder}/oomguard-{os.urandom(16).hex()}"
             with contextlib.suppress(OSError, ValueError):
                 if folder.startswith("/"):
-                    self._signals.watcher.remove_at_end(path)
+                    self._signals.reaper.remove_at_end(path)
                     os.mkdir(path, 0o700)
                     self._session = PROGRESS.folder = path
                     return
@@ -474,18 +475,19 @@ class Supervisor:
             _SAID: f"{folder}/said.jsonl",
             _REPORT: "all",
             _ACKNOWLEDGE: f"{folder}/acknowledged.jsonl",
+            _STEP_RECOVERY: os.environ.get(_STEP_RECOVERY, "1"),
         }
 
     def _end_helpers(self) -> None:
         """Kill the analyst's remaining children, but not the reaper and the processes below it."""
         for pid in tree.children(os.getpid()):
-            if pid != self._signals.watcher.pid:
+            if pid != self._signals.reaper.pid:
                 tree.send(pid, signal.SIGKILL)
 
     def _end_as_the_command(self, status: int) -> None:
         """End with SIGINT if the command did; otherwise leave the status to the caller."""
         signals = self._signals
-        if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
+        if signals.was_typed and status == 128 + signal.SIGINT and not signals.reaper.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(
                 os.getpid(), signal.SIGINT

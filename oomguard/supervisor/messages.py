@@ -4,9 +4,46 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Final
 
+_TO_PASTE: Final = "command"
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def event_line(event: str, fields: Mapping[str, object]) -> str:
+    """Return an event as one line: the program, a sentence, then ``key=value`` for each field.
+
+    A value with spaces is quoted. Fields without a value are left out. A command to paste is last
+    and as it is.
+
+        >>> event_line("retrying", {"rows": "64 -> 36", "attempt": 2})
+        'oomguard: Retrying: rows="64 -> 36" attempt=2'
+    """
+    sentence = event.removesuffix(".")
+    first = sentence.split(" ", 1)[0].rstrip(",;:.")
+    # a name such as "vLLM" or "max_model_len" stays as it is
+    if first.isalpha() and first.islower() and first != "oomguard":
+        sentence = sentence[0].upper() + sentence[1:]
+    line = f"oomguard: {sentence}"
+    words = [
+        f"{key}={_quoted(value)}"
+        for key, value in fields.items()
+        if value is not None and key != _TO_PASTE
+    ]
+    if fields.get(_TO_PASTE) is not None:
+        words.append(f"{_TO_PASTE}={fields[_TO_PASTE]}")
+    if words:
+        line = f"{line}: {' '.join(words)}"
+    return line.replace("\n", "\\n")
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    if text and not set(text) & set(' \t\n"='):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 class Messages:
@@ -33,11 +70,7 @@ class Messages:
                 {**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now}
             )
         else:
-            extra = " ".join(f"{key}={value}" for key, value in fields.items())
-            if extra:
-                line = f"oomguard: {event}: {extra}"
-            else:
-                line = f"oomguard: {event}"
+            line = event_line(event, fields)
         write_line(line)
 
 

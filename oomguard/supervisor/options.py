@@ -16,7 +16,7 @@ LONGEST_S: Final = 10**9
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _EFFECTS: Final = ("output-preserving", "reduces-capacity", "changes-outputs")
 # Options that need nothing before the command starts, with their values. None means a time, and an
-# empty tuple a whole number.
+# empty tuple a whole number above zero.
 _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--allow": _EFFECTS,
     "--color": ("auto", "always", "never"),
@@ -25,16 +25,16 @@ _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--hang-after": None,
     "--host-reserve": ("auto", "0"),
     "--log-format": ("console", "json"),
+    "--max-attempts": (),
     "--max-per-hour": (),
-    "--max-relaunches": (),
     "--restart": ("no", "on-failure"),
 }
 _SWITCHES: Final = frozenset({"--dry-run", "--idempotent", "--no-pty", "--pty", "--quiet", "-q"})
 # Variables that set an option of a run, or that need the analyst before the command starts.
 _OPTION_NAMES: Final = (
     (
-        "allow pin min rules max-relaunches max-per-hour deadline dry-run idempotent report "
-        "metrics snapshot journal reuse"
+        "allow pin min rules max-attempts max-relaunches max-per-hour deadline dry-run "
+        "idempotent report metrics step-recovery snapshot journal reuse"
     ),
     (
         "grace pty log-format gpus wait lease lease-folder rank world-size rendezvous rank-timeout "
@@ -123,7 +123,8 @@ def _note(found: Options, name: str, value: str) -> bool:
             found.grace_s = seconds
         return True
     if not choices:
-        return value.isascii() and value.isdecimal() and len(value) < 9
+        is_number = value.isascii() and value.isdecimal() and len(value) < 9
+        return is_number and not value.startswith("0")
     if name == "--log-format":
         found.is_json = value == "json"
     if name == "--host-reserve" and value == "0":

@@ -13,14 +13,11 @@ from oomguard.supervisor.failsafe import PROGRESS, beat
 from oomguard.supervisor.messages import Messages
 from oomguard.supervisor.options import DEFAULT_GRACE_S
 from oomguard.supervisor.output_buffer import OutputBuffer
-from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.reaper import Child
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import DRAIN_S, StandardInput, Tee
 from oomguard.supervisor.terminal import TerminalJob, shown_on_terminal
 from oomguard.supervisor.tree import KILL_WAIT_S, read_file
-
-__all__ = ["DEFAULT_GRACE_S", "Command", "Exit", "NotStartedError", "become_subreaper", "run_once"]
 
 OUTER: Final = "OOMGUARD_OUTER_RUN"
 # Processes that the command leaves behind may finish as long as their output is waited for.
@@ -95,7 +92,7 @@ def run_once(
     on_started: Callable[[], None] = lambda: None,
     on_failing: Callable[[], None] = lambda: None,
     pty: bool = True,
-    along: PumpHook | None = None,
+    hook: PumpHook | None = None,
     messages: Messages | None = None,
 ) -> Exit:
     """Run the command to its end, and then stop every process that it left.
@@ -109,7 +106,7 @@ def run_once(
         on_started: called after the start of the command.
         on_failing: called after a failure, before its remaining processes are stopped.
         pty: whether the command gets its own terminal if our output is one.
-        along: further work during the copying; None (default) for none.
+        hook: further work during the copying; None (default) for none.
         messages: reports lost output; None (default) for standard error.
 
     Raises:
@@ -124,7 +121,7 @@ def run_once(
     else:
         terminal = None
     attempt = _Attempt(
-        command, buffer, signals, source, terminal, grace_s, along or NoPumpHook(), messages
+        command, buffer, signals, source, terminal, grace_s, hook or NoPumpHook(), messages
     )
     try:
         status = attempt.run(on_started, on_failing)
@@ -150,7 +147,7 @@ class _Attempt:
         source: StandardInput,
         terminal: TerminalJob | None,
         grace_s: float,
-        along: PumpHook,
+        hook: PumpHook,
         messages: Messages,
     ) -> None:
         self._command = command
@@ -159,7 +156,7 @@ class _Attempt:
         self._source = source
         self._terminal = terminal
         self._grace_s = grace_s
-        self._along = along
+        self._hook = hook
         self._messages = messages
         self.tee = Tee(buffer)
         self._looked_s = 0.0
@@ -180,7 +177,7 @@ class _Attempt:
                 self.tee.add(pipe, number)
         if terminal is not None:
             terminal.attach(self.tee)
-        self._along.attach(self.tee)
+        self._hook.attach(self.tee)
         self._copy(process)  # if this fails, failsafe.py continues the copying
         code = self._finish(process, on_failing)
         PROGRESS.status = status_of(code)
@@ -199,7 +196,7 @@ class _Attempt:
         self.tee.pump(
             has_ended,
             self._tick,
-            lambda: signals.hurries or (signals.stopped_by is not None and has_ended()),
+            lambda: signals.is_urgent or (signals.stopped_by is not None and has_ended()),
         )
         if self._terminal is not None:
             self._terminal.give_back()  # before oomguard prints anything
@@ -224,14 +221,14 @@ class _Attempt:
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._source.look()
-            self._along.tick()
-            self._signals.watcher.look_after()
+            self._hook.tick()
+            self._signals.reaper.check_health()
         if self._killed_s is not None:
             if now_s - self._killed_s > _AFTER_KILL_S:
-                self._signals.watcher.replace()
+                self._signals.reaper.replace()
         elif stopped_s is not None and now_s - stopped_s > self._grace_s:
             self._killed_s = now_s
-            self._signals.watcher.kill()
+            self._signals.reaper.kill()
 
     def _finish(self, process: Child, on_failing: Callable[[], None]) -> int | None:
         """Stop the remaining processes; return the command's exit code."""
@@ -249,10 +246,10 @@ class _Attempt:
         # The time during which we already waited for an orphan's output counts.
         spare_s = SPARE_S - (0.0 if self._ended_s is None else time.monotonic() - self._ended_s)
         is_late = self._killed_s is not None
-        told = signals.watcher.end(
+        reached = signals.reaper.end(
             0.0 if is_late else wait_s, spare_s=spare_s if signals.stopped_by is None else 0.0
         )
-        signals.was_told(told=told)
+        signals.note_delivery(reached=reached)
         return process.wait(KILL_WAIT_S)
 
     def _start(self) -> Child:
@@ -266,7 +263,7 @@ class _Attempt:
         env = {name: value for name, value in wanted.items() if value is not None}
         given = self._standard_input()
         try:
-            start = self._signals.watcher.start
+            start = self._signals.reaper.start
             return start(
                 self._command.argv, env, shares_group=shares_group, stdin=given, terminal=place
             )
@@ -337,7 +334,7 @@ def _terminal(signals: SignalForwarder, messages: Messages) -> TerminalJob | Non
         return None
     try:
         return TerminalJob(
-            shown, signals.watcher, signals.typed, signals.be_patient, signals.lasting
+            shown, signals.reaper, signals.typed, signals.be_patient, signals.lasting
         )
     except OSError as error:
         reason = error.strerror or str(error)

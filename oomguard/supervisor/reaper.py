@@ -8,6 +8,7 @@ oomguard is gone, because the socket between them then closes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
 from oomguard.supervisor import tree
-from oomguard.supervisor.failsafe import PROGRESS, beat
+from oomguard.supervisor.failsafe import PROGRESS, ReaperLostError, beat
 from oomguard.supervisor.reaper_process import ChildTerminal, ReaperProcess, receive, send
 from oomguard.supervisor.signal_sets import InitialSignals
 from oomguard.supervisor.streams import has_no_reader, is_one_stream, writable
@@ -30,11 +31,15 @@ from oomguard.supervisor.terminal_modes import Modes
 # not reap.
 _START_S: Final = 10.0
 _REAP_S: Final = 3.0
+# Errors of a limit that the command alone may not reach, and the shell's command that shows the
+# limit.
+_LIMITS: Final = {
+    errno.EAGAIN: "ulimit -u",
+    errno.EMFILE: "ulimit -n",
+    errno.ENFILE: "sysctl fs.file-max",
+    errno.ENOMEM: "ulimit -v",
+}
 _LOST: Final = 9  # wait status of a command that was killed together with its reaper
-
-
-class ReaperLostError(Exception):
-    """Report a reaper that has not started the command; failsafe.py starts it instead."""
 
 
 class Child:
@@ -44,10 +49,10 @@ class Child:
     They are closed if our own stream has no reader.
     """
 
-    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], watcher: Reaper) -> None:
+    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], reaper: Reaper) -> None:
         self.pid = pid
         self.outputs = outputs
-        self.watcher = watcher
+        self.reaper = reaper
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -56,7 +61,7 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait at most ``timeout_s`` seconds for the exit code; None while it runs."""
-        if self.returncode is None and (status := self.watcher.exit_status(timeout_s)) is not None:
+        if self.returncode is None and (status := self.reaper.exit_status(timeout_s)) is not None:
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
@@ -69,7 +74,7 @@ class Reaper:
 
     Attributes:
         command_pid: the last started command; None before the first.
-        spared_pid: a child of ours that is not part of the command; None without one.
+        exempt_pid: a child of ours that is not part of the command; None without one.
     """
 
     def __init__(self, before: InitialSignals) -> None:
@@ -93,12 +98,13 @@ class Reaper:
         self._sending = threading.Lock()
         self._status: int | None = None
         self._stopped_by: int | None = None
-        self._times_gone_on = 0
+        self._resume_count = 0
         self._lost = self._was_killed = False
         self._zombie_since_s: float | None = None
         self._adopted: set[int] = set()
+        self._empty_looks = 0
         self.command_pid: int | None = None
-        self.spared_pid: int | None = None
+        self.exempt_pid: int | None = None
 
     def start(
         self,
@@ -130,7 +136,10 @@ class Reaper:
             of_terminal = terminal.streams
         else:
             of_terminal = frozenset()
-        outputs, targets, writers = self._pipes({1, 2} - of_terminal - self._closed)
+        try:
+            outputs, targets, writers = self._pipes({1, 2} - of_terminal - self._closed)
+        except OSError as error:
+            raise _lost(error.errno or errno.EMFILE) from None
         if stdin is not None:
             targets[0] = stdin
         given = ((terminal.theirs,), terminal.words) if terminal is not None else ((), None)
@@ -161,6 +170,8 @@ class Reaper:
         if answer[0] == "failed":
             for pipe in outputs.values():
                 pipe.close()
+            if answer[1] in _LIMITS:  # this process can still become the command
+                raise _lost(answer[1])
             raise OSError(answer[1], os.strerror(answer[1]))
         self.command_pid = PROGRESS.command_pid = answer[1]
         self._adopted.add(answer[1])
@@ -234,23 +245,23 @@ class Reaper:
         self._stopped_by = None
         return number
 
-    def go_on(self, *, in_front: bool) -> None:
+    def resume(self, *, in_front: bool) -> None:
         """Continue such a stopped command, in the foreground or background of its terminal."""
-        self._times_gone_on += 1
-        self._say("go on", in_front)
+        self._resume_count += 1
+        self._say("resume", in_front)
 
-    def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
+    def back_up_terminal(self, terminal: int, saved: Modes, set_to: Modes) -> None:
         """Report how we will set our terminal.
 
         The reaper restores it if we are killed.
         """
-        self._say("lend", saved, set_to, descriptors=(terminal,))
+        self._say("terminal", saved, set_to, descriptors=(terminal,))
 
-    def lend_nothing(self) -> None:
+    def drop_terminal_backup(self) -> None:
         """Report that our terminal is restored."""
-        self._say("lend", None, None)
+        self._say("terminal", None, None)
 
-    def told_to_stop(self, number: int) -> None:
+    def report_stop_key(self, number: int) -> None:
         """Report that the command is about to get a signal from a key of its own terminal."""
         self._say("key", number)
 
@@ -272,10 +283,10 @@ class Reaper:
         self.replace()
         # The reaper was killed, so its orphans are ours now. They are reaped by number, because
         # other children are not ours to wait for.
-        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, but=self.spared_pid)
+        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, exempt=self.exempt_pid)
         return True
 
-    def look_after(self) -> None:
+    def check_health(self) -> None:
         """Replace the reaper if it does not reap the ended command."""
         if self._status is not None or self._lost or self.command_pid is None:
             return
@@ -348,7 +359,7 @@ class Reaper:
         elif answer[0] == "exited":
             self._status = PROGRESS.wait_status = answer[1]
         elif (
-            answer[0] == "stopped" and answer[2] == self._times_gone_on
+            answer[0] == "stopped" and answer[2] == self._resume_count
         ):  # otherwise it was continued since
             self._stopped_by = answer[1]
         return answer
@@ -359,9 +370,20 @@ class Reaper:
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def _reap_adopted(self) -> bool:
-        left = tree.descendants(os.getpid())
-        self._adopted.update(set(left) - {self.spared_pid})
+        """Reap the orphans that this process adopted; return whether some may be left."""
+        left = set(tree.descendants(os.getpid())) - {self.exempt_pid}
+        self._adopted.update(left)
         for pid in list(self._adopted):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return bool(set(left) - {self.spared_pid})
+        if left:
+            self._empty_looks = 0
+        else:
+            self._empty_looks += 1
+        return self._empty_looks < tree.LOOKS
+
+
+def _lost(number: int) -> ReaperLostError:
+    """Return the error for a limit that keeps the reaper from starting the command."""
+    hint = _LIMITS.get(number)
+    return ReaperLostError(os.strerror(number) + (f" (see {hint})" if hint else ""))

@@ -116,20 +116,20 @@ def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, byte
     }
 
 
-def read_failure(told: int, pid: int) -> bytes:
+def read_failure(error_pipe: int, pid: int) -> bytes:
     """Wait until a child has become the command; return b"" or the number of its error.
 
     A child that is stopped meanwhile (Ctrl-Z) counts as the command, because it continues later.
     """
     poll = select.poll()
-    poll.register(told, select.POLLIN)
+    poll.register(error_pipe, select.POLLIN)
     while not poll.poll(_STOPPED_MS):
         try:
             if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                 return b""
         except ChildProcessError:  # it has ended and cannot stop any more
             break
-    return os.read(told, 16)  # nothing: the pipe closed because the command took over
+    return os.read(error_pipe, 16)  # nothing: the pipe closed because the command took over
 
 
 def _candidates(name: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
@@ -235,15 +235,15 @@ class SignalSentinel:
 
     def __init__(self, group: int, words: list[bytes]) -> None:
         self.group = group
-        self._told: list[tuple[float, int, int, int]] = []
+        self._records: list[tuple[float, int, int, int]] = []
         self._had: dict[tuple[int, int, int | None], float] = {}
         self._looked_s = 0.0  # when it last had nothing to report
         self._reader, writer = os.pipe()
-        watcher = os.getpid()
+        reaper = os.getpid()
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _serve(writer, watcher, group, words)
+                _serve(writer, reaper, group, words)
         finally:
             os.close(writer)
 
@@ -266,9 +266,9 @@ class SignalSentinel:
         # now.
         deadline = time.monotonic() + (0.0 if came_s + _LATE_S <= self._looked_s else _LATE_S)
         while True:
-            for told in self._told:
-                if told[1] == number and (by_key or told[2:] == (code, sender)):
-                    self._told.remove(told)
+            for record in self._records:
+                if record[1] == number and (by_key or record[2:] == (code, sender)):
+                    self._records.remove(record)
                     self._had = {
                         one: at_s for one, at_s in self._had.items() if came_s - at_s < _FORGOTTEN_S
                     }
@@ -305,17 +305,17 @@ class SignalSentinel:
         poll.register(self._reader, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
             return False
-        record = os.read(self._reader, _RECORD.size)
+        data = os.read(self._reader, _RECORD.size)
         now = time.monotonic()
-        self._told = [told for told in self._told if now - told[0] < _FORGOTTEN_S]
-        if len(record) == _RECORD.size:
-            self._told.append((now, *_RECORD.unpack(record)))
-        return bool(record)
+        self._records = [one for one in self._records if now - one[0] < _FORGOTTEN_S]
+        if len(data) == _RECORD.size:
+            self._records.append((now, *_RECORD.unpack(data)))
+        return bool(data)
 
 
-def _serve(writer: int, watcher: int, group: int, words: list[bytes]) -> None:
+def _serve(writer: int, reaper: int, group: int, words: list[bytes]) -> None:
     try:
-        die_with_parent(watcher)
+        die_with_parent(reaper)
         os.setpgid(0, group)
         set_name(_NAME)
         set_command_line(b" ".join([_NAME.encode(), *words]))
@@ -455,17 +455,17 @@ class ReaperProcess:
         self._before = before
         self._child: int | None = None
         self._terminal: ReaperTerminal | None = None
-        self._lent = TerminalBackup()
-        self._told = False
+        self._terminal_backup = TerminalBackup()
+        self._got_stop = False
         self._paused_parent = False
-        self._times_gone_on = 0
+        self._resume_count = 0
         self._shares_group = False
-        self._witness: SignalSentinel | None = None
-        self._hurried = False
+        self._sentinel: SignalSentinel | None = None
+        self._is_urgent = False
         self._folders: list[str] = []
         self._gone = False
-        self._twin = RepeatedSignal()
-        self._held = StopMirror(parent)
+        self._repeats = RepeatedSignal()
+        self._stop_mirror = StopMirror(parent)
         self._last_status: int | None = None
 
     def run(self) -> NoReturn:
@@ -569,45 +569,51 @@ class ReaperProcess:
                 os.read(self._woken, 4096)
             self._reap()
         elif self._child is not None and not self._paused_parent:
-            self._held.look(self._child)
+            self._stop_mirror.look(self._child)
 
     def _obey(self) -> None:
         message, descriptors = receive(self._channel)
         match message:
             case ("start", words, variables, shares_group, targets, terminal):
+                if len(descriptors) < len(targets) + (terminal is not None):
+                    # the kernel drops descriptors beyond the limit
+                    for number in descriptors:
+                        os.close(number)
+                    self._say("failed", errno.EMFILE)
+                    return
                 streams = dict(zip(targets, descriptors, strict=False))
                 self._terminal = ReaperTerminal.of(descriptors[len(targets) :], terminal)
                 self._start(words, variables, streams, shares_group=shares_group)
             case ("signal", number, code, sender, came_s):
                 self._forward(number, code, sender, came_s)
-            case ("lend", saved, set_to):
-                self._lent.note(descriptors, saved, set_to)
-            case ("go on", in_front):
+            case ("terminal", saved, set_to):
+                self._terminal_backup.note(descriptors, saved, set_to)
+            case ("resume", in_front):
                 self._go_on(in_front=in_front)
             case ("key", number):
-                self._told = self._told or (number in STOPS and self._child is not None)
+                self._got_stop = self._got_stop or (number in STOPS and self._child is not None)
             case ("kill",):
-                self._hurried = True
-                self._told = self._told or self._child is not None
-                tree.kill(os.getpid(), but=self._witness_pid)
+                self._is_urgent = True
+                self._got_stop = self._got_stop or self._child is not None
+                tree.kill(os.getpid(), exempt=self._sentinel_pid)
             case ("end", wait_s, spare_s):
                 try:
-                    self._end_tree(wait_s, spare_s=spare_s, hurried=self._is_hurried)
+                    self._end_tree(wait_s, spare_s=spare_s, is_urgent=self._is_urgent_now)
                 finally:
-                    self._say("ended", self._told)
+                    self._say("ended", self._got_stop)
             case ("folder", path):
                 self._folders.append(path)
             case _:
                 self._gone = True
-                self._lent.restore()
+                self._terminal_backup.restore()
 
-    def _is_hurried(self) -> bool:
+    def _is_urgent_now(self) -> bool:
         """Read messages that arrive while the tree is stopped: a kill, or oomguard's end."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         while not self._gone and poll.poll(0):
             self._obey()
-        return self._hurried
+        return self._is_urgent
 
     def _start(
         self,
@@ -617,17 +623,19 @@ class ReaperProcess:
         *,
         shares_group: bool,
     ) -> None:
-        self._told = self._hurried = False
+        self._got_stop = self._is_urgent = False
         self._last_status = None
         self._shares_group = shares_group
-        if shares_group and self._witness is None:
+        if shares_group and self._sentinel is None:
             with contextlib.suppress(
                 OSError
             ):  # if no process can be started, the command's fork reports it
-                self._witness = SignalSentinel(os.getpgid(self._parent), words)
-        failed, told = os.pipe()  # after the sentinel, which would hold it open
+                self._sentinel = SignalSentinel(os.getpgid(self._parent), words)
         own = os.getpid()
+        pipe: tuple[int, ...] = ()
+        pid = 0
         try:
+            pipe = os.pipe()  # after the sentinel, which would hold it open
             if self._terminal is not None and self._terminal.controls:
                 self._terminal.begin()
             else:
@@ -635,15 +643,14 @@ class ReaperProcess:
                     os.setpgid(0, 0)
             pid = os.fork()
         except OSError as error:
-            os.close(told)
-            pid = 0
             answer = str(error.errno or errno.EAGAIN).encode()
         else:
             if pid == 0:
-                self._become(words, variables, streams, told, own, shares_group=shares_group)
-            os.close(told)
-            answer = read_failure(failed, pid)
-        for number in (failed, *streams.values()):
+                self._become(words, variables, streams, pipe[1], own, shares_group=shares_group)
+            os.close(pipe[1])
+            answer = read_failure(pipe[0], pid)
+            pipe = pipe[:1]
+        for number in (*pipe, *streams.values()):
             os.close(number)
         if answer:
             self._reap()
@@ -659,13 +666,13 @@ class ReaperProcess:
         words: list[bytes],
         variables: list[bytes],
         streams: dict[int, int],
-        told: int,
-        watcher: int,
+        error_pipe: int,
+        reaper: int,
         *,
         shares_group: bool,
     ) -> NoReturn:
         try:
-            die_with_parent(watcher)
+            die_with_parent(reaper)
             if self._terminal is not None:
                 streams = {**streams, **self._terminal.become()}
             if shares_group:
@@ -687,7 +694,7 @@ class ReaperProcess:
             env = dict(variable.split(b"=", 1) for variable in variables)
             execute(words, for_this_process(env, self._parent))
         except OSError as error:
-            os.write(told, str(error.errno or errno.EINVAL).encode())
+            os.write(error_pipe, str(error.errno or errno.EINVAL).encode())
         except BaseException:  # noqa: BLE001 - whatever failed in us, the command must start
             self._become_plainly(words, variables, streams)
         finally:
@@ -709,24 +716,24 @@ class ReaperProcess:
     def _forward(self, number: int, code: int | None, sender: int | None, came_s: float) -> None:
         self._reap()
         if self._child is None:  # it ended by this signal, which its group got, or on its own
-            self._told = self._told or (self._shares_group and number in STOPS)
+            self._got_stop = self._got_stop or (self._shares_group and number in STOPS)
             return
         group = os.getpgid(self._child)
-        if self._witness is not None and group == self._witness.group:
-            witness = self._witness
+        if self._sentinel is not None and group == self._sentinel.group:
+            sentinel = self._sentinel
         else:
-            witness = None
-        if witness and code is not None:
-            has_it = witness.had(number, code, sender, came_s)
+            sentinel = None
+        if sentinel and code is not None:
+            has_it = sentinel.had(number, code, sender, came_s)
         else:
             has_it = False
-        if not has_it and not self._twin.is_second(number, sender, came_s):
+        if not has_it and not self._repeats.is_second(number, sender, came_s):
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
             tree.send(-group if as_terminal else self._child, number)
             if number == signal.SIGCONT:
-                self._held.is_over()
-        self._told = self._told or number in STOPS
+                self._stop_mirror.is_over()
+        self._got_stop = self._got_stop or number in STOPS
         if number in STOPS and tree.is_stopped(self._child) and tree.heeds(self._child, number):
             tree.send(tree.job_of(self._child), signal.SIGCONT)
 
@@ -734,36 +741,41 @@ class ReaperProcess:
         return self._shares_group and has_terminal()
 
     def _end_tree(
-        self, wait_s: float, *, spare_s: float = 0.0, hurried: Callable[[], bool] = lambda: False
+        self, wait_s: float, *, spare_s: float = 0.0, is_urgent: Callable[[], bool] = lambda: False
     ) -> None:
         """Stop everything below, the sentinel last.
 
         No earlier end is then the last tie of the group.
         """
         if not tree.pids():  # without /proc it cannot be distinguished from the others
-            self._end_witness()
-        spared = self._witness_pid
+            self._end_sentinel()
+        spared = self._sentinel_pid
         tree.end(
-            os.getpid(), self._left, wait_s=wait_s, spare_s=spare_s, hurried=hurried, but=spared
+            os.getpid(),
+            self._left,
+            wait_s=wait_s,
+            spare_s=spare_s,
+            is_urgent=is_urgent,
+            exempt=spared,
         )
-        self._end_witness()
+        self._end_sentinel()
 
     def _left(self) -> bool:
         """Reap; return whether a child other than the sentinel is left."""
         return self._reap() and (
-            self._witness is None or tree.descendants(os.getpid()) != [self._witness.pid]
+            self._sentinel is None or tree.descendants(os.getpid()) != [self._sentinel.pid]
         )
 
     @property
-    def _witness_pid(self) -> int | None:
-        if self._witness is None:
+    def _sentinel_pid(self) -> int | None:
+        if self._sentinel is None:
             return None
-        return self._witness.pid
+        return self._sentinel.pid
 
-    def _end_witness(self) -> None:
-        if self._witness is not None:
-            self._witness.close()
-            self._witness = None
+    def _end_sentinel(self) -> None:
+        if self._sentinel is not None:
+            self._sentinel.close()
+            self._sentinel = None
 
     def _reap(self) -> bool:
         """Take the status of every ended or stopped child; return whether any is left."""
@@ -776,9 +788,11 @@ class ReaperProcess:
                 return True
             if pid == self._child:
                 self._follow(status)
-            elif self._witness is not None and pid == self._witness.pid and os.WIFSIGNALED(status):
+            elif (
+                self._sentinel is not None and pid == self._sentinel.pid and os.WIFSIGNALED(status)
+            ):
                 # the sentinel was killed, so signals to the group now arrive twice
-                self._witness = None
+                self._sentinel = None
 
     def _follow(self, status: int) -> None:
         """Report the command's end, or stop together with it.
@@ -787,13 +801,13 @@ class ReaperProcess:
         """
         if os.WIFSTOPPED(status):
             number = os.WSTOPSIG(status)
-            if os.getppid() != self._parent or self._held.holds:
+            if os.getppid() != self._parent or self._stop_mirror.holds:
                 return
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = (
                     True  # oomguard stops itself after it has restored its terminal
                 )
-                self._say("stopped", number, self._times_gone_on)
+                self._say("stopped", number, self._resume_count)
             elif number in JOB_STOPS or (
                 number == signal.SIGSTOP and self._is_job()
             ):  # a shell watches the group
@@ -807,7 +821,7 @@ class ReaperProcess:
             code = os.waitstatus_to_exitcode(status)
             # our own status, if it cannot be reported
             self._last_status = 128 - code if code < 0 else code
-            self._held.is_over()
+            self._stop_mirror.is_over()
             if self._paused_parent and os.getppid() == self._parent:
                 tree.send(self._parent, signal.SIGCONT)  # nothing is left that could be continued
             self._paused_parent = False
@@ -820,11 +834,11 @@ class ReaperProcess:
         if self._child is not None and self._terminal is not None:
             self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
             self._reap()
-        self._times_gone_on += 1  # every stop until here is over
+        self._resume_count += 1  # every stop until here is over
         self._paused_parent = False
-        if self._child is not None and (self._held.holds or tree.is_stopped(self._child)):
+        if self._child is not None and (self._stop_mirror.holds or tree.is_stopped(self._child)):
             tree.send(-os.getpgid(self._child), signal.SIGCONT)
-        self._held.is_over()
+        self._stop_mirror.is_over()
 
     def _say(self, *message: Any) -> None:
         with contextlib.suppress(OSError):

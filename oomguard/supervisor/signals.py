@@ -79,10 +79,10 @@ class SignalForwarder:
         was_typed: whether a stop came from a key of the terminal.
         lasting: terminal settings that outlive the command; applied at the end.
         on_stop: called at the first stop by the reading thread, so it must not wait.
-        watcher: starts the command, and stops it if oomguard is killed; exists while entered.
+        reaper: starts the command, and stops it if oomguard is killed; exists while entered.
     """
 
-    watcher: Reaper
+    reaper: Reaper
 
     def __init__(self, closed: frozenset[int] = frozenset()) -> None:
         self.stopped_by: signal.Signals | None = None
@@ -114,7 +114,7 @@ class SignalForwarder:
         self._masked = {
             int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         }
-        self.watcher = Reaper(InitialSignals(frozenset(self._masked), self._ignored, self._closed))
+        self.reaper = Reaper(InitialSignals(frozenset(self._masked), self._ignored, self._closed))
         self._thread.start()
         self._stops_us(does=True)
         unchanged = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
@@ -137,7 +137,7 @@ class SignalForwarder:
         self._leaving = True
         self._wake()
         self._thread.join()
-        self.watcher.close()
+        self.reaper.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masked)
@@ -190,7 +190,7 @@ class SignalForwarder:
                 tree.send_to_others(os.getpgrp(), number)
             self._key(numbers[0], echo_bytes)
             if self._runs and self._grace_s == 0:
-                self.watcher.kill()
+                self.reaper.kill()
 
     def be_patient(self) -> None:
         """Restart the count of keys, because the user continues with the command.
@@ -201,14 +201,14 @@ class SignalForwarder:
             self._keys.forget()
 
     @property
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether another process has asked to stop, so that nothing may delay the end."""
         return self.stopped_at_s is not None
 
-    def was_told(self, *, told: bool) -> None:
+    def note_delivery(self, *, reached: bool) -> None:
         """Record whether the command got the stop while it lived."""
         with self._lock:
-            self.stopped_between_runs = self.stopped_by is not None and not told
+            self.stopped_between_runs = self.stopped_by is not None and not reached
 
     def _stray(self, number: int, _frame: FrameType | None) -> None:
         self._strays.append(number)
@@ -231,7 +231,7 @@ class SignalForwarder:
                     self._received(info.si_signo, info.si_code, info.si_pid)
 
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
-        if number == signal.SIGCONT and sender == self.watcher.pid:
+        if number == signal.SIGCONT and sender == self.reaper.pid:
             return  # the command continues already; this signal was for us
         if number == signal.SIGTSTP and not self._runs:
             if (
@@ -257,7 +257,7 @@ class SignalForwarder:
         self.presses += 1
         self._note(number)
         if self._keys.press(echo_bytes) >= IMPATIENT_COUNT:
-            self.watcher.kill()
+            self.reaper.kill()
 
     def _stop(self, number: int) -> None:
         self.count += 1
@@ -265,7 +265,7 @@ class SignalForwarder:
             self.stopped_at_s = time.monotonic()
         self._note(number)
         if self.count >= IMPATIENT_COUNT:
-            self.watcher.kill()
+            self.reaper.kill()
 
     def _note(self, number: int) -> None:
         self.last_stop_s = time.monotonic()
@@ -276,11 +276,11 @@ class SignalForwarder:
 
     def _send(self, number: int, code: int | None, sender: int | None, *, is_stop: bool) -> None:
         if is_stop and self._grace_s == 0:
-            self.watcher.kill()
+            self.reaper.kill()
         else:
-            self.watcher.forward(number, code, sender)
+            self.reaper.forward(number, code, sender)
 
     def _is_heeded(self, number: int) -> bool:
         """Return whether the command handles a signal that was ignored when oomguard started."""
-        pid = self.watcher.command_pid
+        pid = self.reaper.command_pid
         return self._runs and pid is not None and tree.heeds(pid, number)

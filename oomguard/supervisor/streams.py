@@ -123,7 +123,7 @@ class StandardInput:
         """
         if self._path is not None:
             if stat.S_ISFIFO(os.stat(self._path).st_mode):
-                why = "is a named pipe, which gives its input once: give a regular file"
+                why = "it is a named pipe, which gives its input once; give a regular file"
                 raise OSError(errno.EINVAL, why, self._path)
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         if self._start is not None:

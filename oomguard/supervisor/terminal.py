@@ -265,16 +265,16 @@ class OwnTerminal:
     """Open our controlling terminal again, with flags separate from the shell's descriptor.
 
     Args:
-        watcher: restores the terminal if oomguard is killed.
+        reaper: restores the terminal if oomguard is killed.
         alone: whether no other member of our job prints on it.
 
     Raises:
         OSError: if it cannot be opened.
     """
 
-    def __init__(self, watcher: Reaper, *, alone: bool) -> None:
+    def __init__(self, reaper: Reaper, *, alone: bool) -> None:
         self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._watcher = watcher
+        self._reaper = reaper
         self._alone = alone
         self._saved: Modes | None = None
         self._raw: Modes | None = None
@@ -309,7 +309,7 @@ class OwnTerminal:
     def _set(self, saved: Modes, wanted: Modes) -> None:
         self._saved = saved
         self._raw = wanted
-        self._watcher.lend(self.fd, saved, wanted)
+        self._reaper.back_up_terminal(self.fd, saved, wanted)
         set_modes(self.fd, wanted)
 
     @property
@@ -352,7 +352,7 @@ class OwnTerminal:
         if modes is not None and is_same(modes, self._raw):
             set_modes(self.fd, self._saved)
         self._saved = self._raw = None
-        self._watcher.lend_nothing()
+        self._reaper.drop_terminal_backup()
 
     def close(self) -> None:
         """Restore it and close it."""
@@ -360,15 +360,15 @@ class OwnTerminal:
         os.close(self.fd)
 
 
-def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
+def stop_ourselves(number: int, *, job_signals: SimpleQueue[int] | None) -> None:
     """Stop like a job of a shell, by the signal itself; return when we continue.
 
     Without a waiting shell it returns at once.
 
     Args:
         number: the signal that stopped the command.
-        told: the queue of job signals that the signal thread received; None if our process group
-            has got the signal already. Our own share among them has stopped nobody.
+        job_signals: the job signals that the signal thread received; None if our process group has
+            got the signal already. Our own share among them has stopped nobody.
     """
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)
@@ -376,7 +376,7 @@ def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
     try:
         # All at once, because a shell that sees the leader stop may continue the job before a
         # second signal stops us for good.
-        if told is None or is_ignored or _stop_group(number, told) == number:
+        if job_signals is None or is_ignored or _stop_group(number, job_signals) == number:
             signal.pthread_kill(
                 threading.get_ident(), number
             )  # to this thread, because the signal thread would take another one
@@ -385,18 +385,18 @@ def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
         signal.signal(number, before)
 
 
-def _stop_group(number: int, told: SimpleQueue[int]) -> int | None:
+def _stop_group(number: int, job_signals: SimpleQueue[int]) -> int | None:
     """Stop our process group including us; return the first job signal that was read then.
 
     None if none came.
     """
     with contextlib.suppress(Empty):
         while True:
-            told.get_nowait()
+            job_signals.get_nowait()
     with contextlib.suppress(OSError):
         os.killpg(0, number)
     with contextlib.suppress(Empty):
-        return told.get(timeout=_OWN_SHARE_S)
+        return job_signals.get(timeout=_OWN_SHARE_S)
     return None
 
 
@@ -404,7 +404,7 @@ _TYPED_BYTES: Final = 4096
 # Output from before a stop is shown first, for at most this long.
 _SHOW_S: Final = 1.0
 # The reaper releases a terminal just before it reports the command's end.
-_TOLD_S: Final = 1.0
+_EXIT_REPORT_S: Final = 1.0
 # The command wants the terminal but is not in its foreground.
 _WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
 
@@ -414,7 +414,7 @@ class TerminalJob:
 
     Args:
         shown: which of our streams are the terminal.
-        watcher: starts and continues the command.
+        reaper: starts and continues the command.
         on_stop_keys: receives the signals of the user's stop keys, and the length of their echo.
         on_typed: called when something else was typed.
         lasting: keeps the command's terminal settings if it ends on its own.
@@ -426,13 +426,13 @@ class TerminalJob:
     def __init__(
         self,
         shown: TerminalStreams,
-        watcher: Reaper,
+        reaper: Reaper,
         on_stop_keys: Callable[[list[int], int], None],
         on_typed: Callable[[], None],
         lasting: PersistentModes,
     ) -> None:
         self._shown = shown
-        self._watcher = watcher
+        self._reaper = reaper
         self._on_stop_keys = on_stop_keys
         self._on_typed = on_typed
         self._lasting = lasting
@@ -444,13 +444,13 @@ class TerminalJob:
         self._stopped: int | None = None
         self._stopped_s = 0.0
         self._stops_itself = False
-        self._told: SimpleQueue[int] = SimpleQueue()
+        self._job_signals: SimpleQueue[int] = SimpleQueue()
         self._was_continued = False
         self._typed = b""
         self._watched: set[int] = set()
         if shown.controls:
             try:
-                self._own = OwnTerminal(watcher, alone=shown.in_front)
+                self._own = OwnTerminal(reaper, alone=shown.in_front)
             except OSError:
                 self._pseudo.close()
                 raise
@@ -487,18 +487,18 @@ class TerminalJob:
         PROGRESS.outputs[self._pseudo.ours] = self._shown.output
         if self._own is not None:
             PROGRESS.inputs[self._own.fd] = self._pseudo.ours
-        tee.watch(self._watcher.fileno(), selectors.EVENT_READ, self._answered)
-        self._watched.add(self._watcher.fileno())
+        tee.watch(self._reaper.fileno(), selectors.EVENT_READ, self._answered)
+        self._watched.add(self._reaper.fileno())
         if self._holds and self._own is not None and self._own.is_foreground():
             self._take(self._own)
-            self._go_on_typing()
+            self._resume_typing()
 
     def tick(self) -> None:
         """React to the command, the shell and the user."""
         own = self._own
-        if own is None or self._tee is None or self._watcher.exit_status(0) is not None:
+        if own is None or self._tee is None or self._reaper.exit_status(0) is not None:
             return
-        if (stopped := self._watcher.stopped_by()) is not None:
+        if (stopped := self._reaper.stopped_by()) is not None:
             self._stopped = stopped
             self._stopped_s = time.monotonic()
         in_front = own.is_foreground()
@@ -508,7 +508,7 @@ class TerminalJob:
                 self._follow(own, self._stopped, in_front=in_front)
         elif self._holds and not in_front:
             self._let_go()
-            self._watcher.go_on(in_front=False)
+            self._reaper.resume(in_front=False)
         # ``fg`` of a running job sends no signal
         elif in_front and self._wants and not self._holds:
             self._hold(own)
@@ -517,7 +517,7 @@ class TerminalJob:
                 self._was_continued = False
                 self._take(own)
                 self._pseudo.copy_size()
-            self._go_on_typing()
+            self._resume_typing()
 
     def received(self, number: int, code: int | None, sender: int | None) -> bool:
         """Return whether a signal to us needs no forwarding: the terminal's, or our own stops."""
@@ -526,19 +526,19 @@ class TerminalJob:
             return self._holds and (is_other_size or code == SI_KERNEL)
         if number == signal.SIGCONT:
             self._was_continued = True
-            self._told.put(number)
+            self._job_signals.put(number)
             was_ours = self._stops_itself
             self._stops_itself = False
             return was_ours
         if number in JOB_STOPS and sender == os.getpid():
-            self._told.put(number)
+            self._job_signals.put(number)
             return True
         return False
 
     def give_back(self) -> None:
         """Stop passing on; restore the user's terminal with the unread input."""
         if self._own is not None and self._holds and self._own.is_foreground():
-            status = self._watcher.exit_status(_TOLD_S)
+            status = self._reaper.exit_status(_EXIT_REPORT_S)
             if status is not None and os.WIFEXITED(status):
                 self._lasting.note(self._pseudo.was_set())
             self._own.type_back(self._pseudo.unread(self._own.end_of_file), self._typed)
@@ -560,19 +560,21 @@ class TerminalJob:
             self._hold(own)  # it wants a terminal that no other member of our job uses
             return
         if self._holds or number in _WANTS_IT:
-            told = self._told
+            job_signals = self._job_signals
         else:
-            told = None
+            job_signals = None
         self._let_go()
         self._stops_itself = True
         # Some programs stop themselves with STOP. That would stop us even if no shell waits to
         # continue us.
-        stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, told=told)
+        stop_ourselves(
+            signal.SIGTSTP if number == signal.SIGSTOP else number, job_signals=job_signals
+        )
         if own.is_foreground() and (self._wants or number in _WANTS_IT):
             self._hold(own)
         elif number not in _WANTS_IT:
             self._stopped = None
-            self._watcher.go_on(in_front=False)
+            self._reaper.resume(in_front=False)
         # Otherwise it stays stopped, because it would only ask again.
 
     def _hold(self, own: OwnTerminal) -> None:
@@ -583,8 +585,8 @@ class TerminalJob:
         self._holds = self._wants = True
         self._stopped = None
         self._pseudo.copy_size()
-        self._go_on_typing()
-        self._watcher.go_on(in_front=True)
+        self._resume_typing()
+        self._reaper.resume(in_front=True)
 
     def _print_as(self, adds_returns: bool) -> None:
         if self._holds and self._own is not None:
@@ -597,8 +599,8 @@ class TerminalJob:
             self._unwatch(self._own.fd)
 
     def _answered(self) -> None:
-        if self._watcher.exit_status(0) is not None:
-            self._unwatch(self._watcher.fileno())
+        if self._reaper.exit_status(0) is not None:
+            self._unwatch(self._reaper.fileno())
         else:
             self.tick()
 
@@ -611,7 +613,7 @@ class TerminalJob:
             count = 0
         self._typed += typed[count:]
 
-    def _go_on_typing(self) -> None:
+    def _resume_typing(self) -> None:
         if self._typed and self._pseudo.ours not in self._watched:
             self._write()
         else:
@@ -640,7 +642,7 @@ class TerminalJob:
         """Type the waiting bytes; if the command's terminal is full, stop reading input."""
         modes = self._pseudo.modes
         for number in stop_keys(self._typed, modes):
-            self._watcher.told_to_stop(number)  # before the command may end because of it
+            self._reaper.report_stop_key(number)  # before the command may end because of it
         try:
             count = os.write(self._pseudo.ours, self._typed)
         except BlockingIOError:

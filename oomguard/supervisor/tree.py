@@ -11,6 +11,9 @@ from typing import Final
 
 KILL_WAIT_S: Final = 5.0
 _POLL_S: Final = 0.02
+# A look at /proc misses a process that is started after the list is read and whose parent ends
+# before its own entry is read. So a tree is empty only after several looks in a row.
+LOOKS: Final = 3
 _PROC: Final = "/proc"
 _GONE: Final = b"ZX"  # ended; the entry stays until its parent reads its status
 
@@ -230,10 +233,10 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def kill(root: int, *, but: int | None = None) -> None:
-    """Kill every current process below ``root`` except ``but``."""
+def kill(root: int, *, exempt: int | None = None) -> None:
+    """Kill every current process below ``root`` except ``exempt``."""
     for pid in descendants(root):
-        if pid != but:
+        if pid != exempt:
             send(pid, signal.SIGKILL)
 
 
@@ -243,8 +246,8 @@ def end(
     *,
     wait_s: float,
     spare_s: float = 0.0,
-    hurried: Callable[[], bool] = lambda: False,
-    but: int | None = None,
+    is_urgent: Callable[[], bool] = lambda: False,
+    exempt: int | None = None,
 ) -> None:
     """Stop everything below ``root``: TERM after ``spare_s``, and KILL after ``wait_s`` more.
 
@@ -253,17 +256,17 @@ def end(
         reap: reads the status of ended children; returns whether any child is left.
         wait_s: seconds between TERM and KILL.
         spare_s: seconds before TERM.
-        hurried: polled while waiting; True kills at once.
+        is_urgent: polled while waiting; True kills at once.
         but: another process that is not stopped; ``reap`` does not count it.
     """
     asked: set[int] = set()
     began = time.monotonic()
-    while reap() and time.monotonic() - began < spare_s and not hurried():
+    while reap() and time.monotonic() - began < spare_s and not is_urgent():
         time.sleep(_POLL_S)
     began = time.monotonic()
     while reap() and time.monotonic() - began < wait_s + KILL_WAIT_S:
-        left = [pid for pid in descendants(root) if pid != but]
-        if time.monotonic() - began >= wait_s or hurried():
+        left = [pid for pid in descendants(root) if pid != exempt]
+        if time.monotonic() - began >= wait_s or is_urgent():
             began = min(began, time.monotonic() - wait_s)
             for pid in left:
                 send(pid, signal.SIGKILL)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from oomguard.analyst.attempt_hooks import AttemptHook
+from oomguard.analyst.attempt_loop import AttemptLoop
 from oomguard.analyst.host_trend import HostTrend
-from oomguard.analyst.loop import AttemptLoop
 from oomguard.analyst.nested_run import unwrap_command
-from oomguard.cli.options import option
+from oomguard.cli.options import RECORDS, option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
@@ -36,8 +36,10 @@ def metrics_option(function: F) -> F:
         metavar="[HOST:]PORT|FILE",
         help=(
             "Serve Prometheus metrics of this run on a local port (0 picks a free one), or write "
-            "them to FILE, whose name must end in .prom."
+            "them to FILE, whose name ends in .prom."
         ),
+        group=RECORDS,
+        example="9100",
     )(function)
 
 

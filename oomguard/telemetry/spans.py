@@ -227,10 +227,10 @@ class Tracing:
             # A variable with only an endpoint may be meant for other programs, but one with an
             # exporter asks for spans here.
             if os.environ.get(_EXPORTER, "").strip():
-                tell = get_logger().warning
+                log_event = get_logger().warning
             else:
-                tell = get_logger().debug
-            tell(
+                log_event = get_logger().debug
+            log_event(
                 "no spans are sent: OpenTelemetry's SDK is not installed",
                 install=_install(_OF_SDK, *_names()),
             )

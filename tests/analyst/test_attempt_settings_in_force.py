@@ -62,7 +62,7 @@ def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
         "The change did not take effect, so oomguard does not retry: setting=max_model_len wanted=1792 in_force=32768"
         in ran.stderr
     )
-    assert "because=the program's own code sets it" in ran.stderr
+    assert "because=\"the program's own code sets it" in ran.stderr
 
 
 def test_a_change_that_no_engine_took_ends_the_run(tmp_path):

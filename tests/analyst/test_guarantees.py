@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "run.md").read_text()
+PAGE = (HERE.parents[1] / "docs" / "how-to" / "run.md").read_text()
 
 
 def test_each_guarantee_names_tests_that_are_here():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import socket
 import stat
@@ -134,6 +135,50 @@ def test_few_descriptors_cost_an_explanation_and_no_status(limit):
     command = [sys.executable, "-c", code, str(limit), *RUN, "--", "sh", "-c", "echo out; exit 9"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert (ran.returncode, ran.stdout) == (9, "out\n"), ran.stderr
+
+
+def test_limits_too_low_for_oomguard_leave_the_command_alone():
+    code = "import resource, os, sys; resource.setrlimit(7, (int(sys.argv[1]),) * 2); os.execvp(sys.argv[2], sys.argv[2:])"
+    for limit in (6, 8, 10):
+        command = [*RUN, "--", "/bin/sh", "-c", "echo out; exit 9"]
+        ran = subprocess.run(
+            [sys.executable, "-c", code, str(limit), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        assert (ran.returncode, ran.stdout) == (9, "out\n"), (limit, ran.stderr)
+        assert "the command runs without it: Too many open files (see ulimit -n)" in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_no_free_process_leaves_the_command_alone():
+    try:
+        user = pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        pytest.skip("this machine has no user nobody")
+    words = shlex.join([*RUN, "--", "/bin/sh", "-c", "echo out; exit 9"])
+    keeps = ["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"]
+    for limit in (3, 6, 12):
+        ran = subprocess.run(
+            [
+                "setpriv",
+                "--reuid",
+                str(user),
+                *keeps,
+                "bash",
+                "-c",
+                f"ulimit -u {limit}; exec {words}",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        assert (ran.returncode, ran.stdout) == (9, "out\n"), (limit, ran.stderr)
+        assert len(ran.stderr.splitlines()) <= 1
 
 
 @pytest.mark.parametrize("limit_mib", [40, 80, 150])

@@ -61,7 +61,7 @@ def test_it_is_ended_and_run_again_with_the_change(tmp_path):
 
 
 def test_where_nothing_is_left_to_change_the_run_has_failed(tmp_path):
-    ran, _ = run(hanging_server(tmp_path), tmp_path, "--max-relaunches", "0")
+    ran, _ = run(hanging_server(tmp_path), tmp_path, "--max-attempts", "1")
     assert ran.returncode == 1
 
 

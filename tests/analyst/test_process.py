@@ -129,7 +129,7 @@ def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_n
         env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
     )
     assert (ran.returncode, ran.stdout) == (3, b"printed\n")
-    said = b"oomguard: oomguard could not explain the failure: reason=it failed: ZeroDivisionError: ours output="
+    said = b'oomguard: oomguard could not explain the failure: reason="it failed: ZeroDivisionError: ours" output='
     assert ran.stderr.startswith(said)
     assert Path(ran.stderr.removeprefix(said).decode().strip()).read_bytes() == b"printed\n"
 
@@ -158,7 +158,7 @@ def test_what_is_printed_to_both_streams_keeps_its_order_where_they_are_one():
 
 
 def test_disabled_comes_before_every_option(tmp_path):
-    env = {**os.environ, "OOMGUARD_DISABLE": "1", "OOMGUARD_MAX_RELAUNCHES": "abc"}
+    env = {**os.environ, "OOMGUARD_DISABLE": "1", "OOMGUARD_MAX_ATTEMPTS": "abc"}
     assert run("sh", "-c", "exit 5", env=env).returncode == 5
     assert run("no-such-command", env=env).returncode == 127
 

@@ -23,7 +23,7 @@ def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, loo
             recording,
             signals,
             source,
-            on_failing=lambda: left.append(len(commands_below(signals.watcher.pid))),
+            on_failing=lambda: left.append(len(commands_below(signals.reaper.pid))),
         )
         recording.close()
 

@@ -27,8 +27,8 @@ PATCH = (
     ("policy", "why"),
     [
         (Policy(deadline_s=1e-9), "its --deadline has passed"),
-        (Policy(max_relaunches=0), "the limit of relaunches is reached"),
-        (Policy(max_relaunches=0, deadline_s=1e-9), "the limit of relaunches is reached"),
+        (Policy(max_attempts=1), "the limit of attempts is reached"),
+        (Policy(max_attempts=1, deadline_s=1e-9), "the limit of attempts is reached"),
     ],
     ids=["deadline", "relaunches", "both"],
 )

@@ -82,7 +82,7 @@ def starts(tmp_path: Path) -> list[str]:
 
 
 def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path, engine):
-    ran = run(*engine, options=(*OPTIONS, "--max-relaunches", "9", "--max-per-hour", "9"))
+    ran = run(*engine, options=(*OPTIONS, "--max-attempts", "10", "--max-per-hour", "9"))
     assert ran.returncode == 1
     assert starts(tmp_path) == ["0.9", "0.647", "0.394"]
     assert (
@@ -249,7 +249,7 @@ def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
     monkeypatch.setattr(
         memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {}
     )
-    ledger = Ledger(Policy(max_relaunches=8, max_per_hour=3))
+    ledger = Ledger(Policy(max_attempts=9, max_per_hour=3))
     monkeypatch.setattr(restart_gate.CrashLoop, "is_another_step", lambda *_args: False)
     assert failing(ledger, tmp_path, times=8) == [True] * 8
     monkeypatch.setattr(

@@ -69,7 +69,7 @@ def test_without_another_one_it_waits_says_for_whom_and_how_long_and_a_stop_make
     with start(gpus, OPTIONS, fails(gpus), SIMULATED_RUN_S="1") as job, leased_by_another(gpus):
         assert job.stderr is not None
         told = ""
-        while "waiting for a device before the next attempt" not in told:
+        while "Waiting for a device before the next attempt" not in told:
             told = job.stderr.readline()
             assert told
         job.send_signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ def test_a_device_that_fell_off_is_left_for_another_one_also_where_it_is_leased_
     with start(gpus, options, loses(gpus, 0, count=2)) as job:
         out, errors = job.communicate(timeout=100)
     assert (job.returncode, out) == (0, "on 0\non 1\n"), errors
-    assert "GPU 0 is left: reason=it does not answer: GPU is lost" in errors
+    assert 'GPU 0 is left: reason="it does not answer: GPU is lost' in errors
 
 
 def test_without_another_device_one_that_fell_off_is_waited_for_and_the_run_ends(gpus):
@@ -134,7 +134,7 @@ def test_a_device_that_comes_back_is_taken_again(gpus):
     )
     with start(gpus, options, loses(gpus, 0, count=1)) as job:
         assert job.stderr is not None
-        assert any("waiting for a device before the next attempt" in line for line in job.stderr)
+        assert any("Waiting for a device before the next attempt" in line for line in job.stderr)
         gpus.are_alike(1)
         out, errors = job.communicate(timeout=100)
     assert (job.returncode, out) == (0, "on 0\non 0\n"), errors

@@ -46,8 +46,8 @@ def test_a_failure_is_diagnosed_as_through_a_pipe(tmp_path):
         return [
             *RUN,
             "-q",
-            "--max-relaunches",
-            "0",
+            "--max-attempts",
+            "1",
             "--report",
             str(tmp_path / name),
             "--",
@@ -118,7 +118,7 @@ def test_where_there_is_no_second_terminal_the_output_is_a_pipe_and_that_is_told
     with sitting_at([*RUN, "--", PY, "-c", code], env={"PYTHONPATH": path}) as terminal:
         shown = terminal.end()
     assert (
-        b"The command's output is not a terminal, because none is free: reason=No space left on device\r\n"
+        b'The command\'s output is not a terminal, because none is free: reason="No space left on device"\r\n'
         in shown
     )
     assert b"[True, False, False]\r\n" in shown

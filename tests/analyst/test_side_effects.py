@@ -60,7 +60,7 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
         "The command may run again from the beginning; oomguard detected no written files"
         in ran.stderr
     )
-    assert "failed=while the engine started" in ran.stderr
+    assert 'failed="while the engine started"' in ran.stderr
 
 
 WRITES = {
@@ -164,7 +164,7 @@ def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
 
     assert ran.returncode == 0, ran.stderr
     assert (
-        "The command may run again from the beginning; a restarted server does not repeat requests: failed=after the engine was up"
+        'The command may run again from the beginning; a restarted server does not repeat requests: failed="after the engine was up"'
         in ran.stderr
     )
     assert "The command served requests: at_least=1" in ran.stderr

@@ -266,14 +266,14 @@ def stop_us() -> None:
 
 def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_then():
     with SignalForwarder() as signals:
-        child = signals.watcher.start(["sleep", "3600"], os.environ, shares_group=False)
+        child = signals.reaper.start(["sleep", "3600"], os.environ, shares_group=False)
         stop_us()
         assert wait_for(lambda: signals.stopped_by is not None)
         assert child.poll() is None
         signals.attach(grace_s=100)
         assert wait_for(lambda: child.poll() is not None)
         signals.detach()
-        assert signals.watcher.end(0) is True
+        assert signals.reaper.end(0) is True
     for pipe in child.outputs.values():
         pipe.close()
     assert child.returncode == -signal.SIGTERM

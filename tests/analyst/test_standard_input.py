@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -77,6 +78,28 @@ def test_the_command_reads_the_file_of_the_option(tmp_path):
     ran = run("--input", str(tmp_path / "prompts.txt"), command=("cat",))
 
     assert (ran.stdout, ran.returncode) == ("one\ntwo\n", 0)
+
+
+def test_a_named_pipe_as_the_option_is_refused_with_its_path(tmp_path):
+    os.mkfifo(tmp_path / "prompts")
+    ran = run("--input", str(tmp_path / "prompts"), command=("cat",))
+
+    assert ran.returncode == 125
+    assert f"--input {tmp_path / 'prompts'}: it is a named pipe" in ran.stderr
+
+
+def test_a_directory_as_standard_input_ends_python_itself():
+    # No code of ours has run by then; supervision.md says so.
+    folder = os.open("/", os.O_RDONLY)
+    ended = []
+    for command in ([*QUIET, "true"], [sys.executable, "-c", "pass"]):
+        ended.append(
+            subprocess.run(command, stdin=folder, capture_output=True, timeout=LIMIT_S, check=False)
+        )
+    os.close(folder)
+    assert [ran.returncode for ran in ended] == [1, 1]
+    for ran in ended:
+        assert b"<stdin> is a directory" in ran.stderr
 
 
 LOOPS = [

@@ -171,5 +171,5 @@ def test_a_killed_analyst_leaves_the_command_alone(tmp_path):
 
     assert process.returncode == 6
     assert errors.startswith(
-        b"oomguard: oomguard could not explain the failure: reason=it ended without an answer"
+        b'oomguard: oomguard could not explain the failure: reason="it ended without an answer"'
     )

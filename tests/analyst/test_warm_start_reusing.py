@@ -306,7 +306,9 @@ def test_a_second_run_begins_with_what_worked_and_only_where_it_is_asked(tmp_pat
     ran = run(tmp_path, "--reuse")
 
     assert (ran.returncode, lengths(tmp_path)) == (0, ["1792"])
-    assert "Reusing settings that worked before: max_model_len=32768 -> 1792 of_run=2" in ran.stderr
+    assert (
+        'Reusing settings that worked before: max_model_len="32768 -> 1792" of_run=2' in ran.stderr
+    )
     assert "held=2 of 2 times" in ran.stderr
     assert "This run continues with reduced settings: max_model_len=1792" in ran.stderr
     last = Journal(tmp_path / "journal").records()[-1]
@@ -341,5 +343,5 @@ def test_nothing_known_is_told_in_one_line(tmp_path: Path):
     ran = run(tmp_path, "--reuse", engine=("--fits", "40000"))
 
     assert ran.stderr.splitlines() == [
-        "oomguard: No settings reused: the command runs as given: reason=there is no journal yet"
+        'oomguard: No settings reused: the command runs as given: reason="there is no journal yet"'
     ]

@@ -1,4 +1,4 @@
-"""What ``test_cluster.py`` tells of: ``diagnose --engine ray`` on a local cluster, run once; the folder of logs is the argument."""
+"""What ``test_cluster.py`` tells of: ``diagnose --on ray`` on a local cluster, run once; the folder of logs is the argument."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def diagnose(address: str | None, *arguments: str, **variables: str) -> dict[str
 def both(address: str, *arguments: str) -> dict[str, Any]:
     return {
         "here": diagnose(None, *arguments),
-        "there": diagnose(address, "--engine", "ray", *arguments),
+        "there": diagnose(address, "--on", "ray", *arguments),
     }
 
 
@@ -54,10 +54,10 @@ def main() -> None:
             ray.init(address=address, log_to_driver=False)
             set_cluster_version("2.9.3")
             ray.shutdown()
-            told["another version"] = diagnose(address, "--engine", "ray", "logs/a.log")
+            told["another version"] = diagnose(address, "--on", "ray", "logs/a.log")
         finally:
             cluster.shutdown()
-    told["nobody answers"] = diagnose("127.0.0.1:1", "--engine", "ray", "logs/a.log")
+    told["nobody answers"] = diagnose("127.0.0.1:1", "--on", "ray", "logs/a.log")
     print(json.dumps(told))
 
 

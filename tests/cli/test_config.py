@@ -18,7 +18,7 @@ RAISING = {
     "allow": ("'changes-outputs'", "allows more"),
     "pin": ("'no_such_setting'", "unknown setting"),
     "min": ("'no_such_setting=1'", "unknown setting"),
-    "max_relaunches": ("1000000", "more than 3"),
+    "max_attempts": ("1000000", "more than 4"),
     "max_per_hour": ("4", "more than 3"),
     "deadline": ("-1", "between 0 and"),
     "dry_run": ("'yes'", "true or false"),
@@ -31,7 +31,7 @@ RAISING = {
     "set": ("'max_model_len=1'", "only a flag"),
     "gpu_memory": ("'1GiB'", "only a flag"),
     "metrics": ("'0.0.0.0:9400'", "only a flag"),
-    "format": ("'exe'", "one of terminal, json, markdown"),
+    "format": ("'exe'", "one of terminal, json, md"),
     "jobs": ("'1024'", "only a flag"),
     "follow": ("true", "only a flag"),
     "output": ("'/tmp/planted.txt'", "only a flag"),
@@ -41,6 +41,7 @@ RAISING = {
     "grace": ("0", "only a flag"),
     "input": ("'/etc/passwd'", "only a flag"),
     "pty": ("false", "only a flag"),
+    "step_recovery": ("false", "only a flag"),
     "exit_code": ("true", "only a flag"),
     "color": ("'pink'", "one of auto, always, never"),
     "log_format": ("'xml'", "one of console, json"),
@@ -125,8 +126,8 @@ def test_no_option_of_a_stranger_s_table_ends_a_command(project, option):
     ("table", "options"),
     [
         ("allow = 'output-preserving'", {"allow": "output-preserving"}),
-        ("max_relaunches = 0", {"max_relaunches": 0}),
-        ("max-relaunches = 2", {"max_relaunches": 2}),
+        ("max_attempts = 1", {"max_attempts": 1}),
+        ("max-attempts = 2", {"max_attempts": 2}),
         ("max-per-hour = 1", {"max_per_hour": 1}),
         ("max_per_hour = 0", {"max_per_hour": 0}),
         ("deadline = 60", {"deadline": 60}),
@@ -170,11 +171,11 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
             "allow = 'reduces-capacity'",
             {"allow": "output-preserving"},
         ),
-        ("max_relaunches = 9", "max_relaunches = 5", {"max_relaunches": 5}),
-        ("max_relaunches = 1", "max_relaunches = 2", {"max_relaunches": 1}),
+        ("max_attempts = 9", "max_attempts = 5", {"max_attempts": 5}),
+        ("max_attempts = 1", "max_attempts = 2", {"max_attempts": 1}),
         ("max_per_hour = 9", "max_per_hour = 5", {"max_per_hour": 5}),
         ("max_per_hour = 1", "max_per_hour = 2", {"max_per_hour": 1}),
-        ("max_per_hour = 9", "max_relaunches = 2", {"max_per_hour": 9, "max_relaunches": 2}),
+        ("max_per_hour = 9", "max_attempts = 2", {"max_per_hour": 9, "max_attempts": 2}),
         ("deadline = 100", "deadline = 200", {"deadline": 100}),
         ("deadline = 100", "deadline = 50", {"deadline": 50}),
         ("deadline = '2m'", "deadline = '100s'", {"deadline": 100}),
@@ -230,6 +231,31 @@ def test_a_mistake_in_the_user_s_own_file_is_told_as_one_in_a_flag_is(project, o
     assert said in f"{raised.value} {raised.value.hint}"
 
 
+def test_a_wrong_value_is_reported_with_its_file_and_its_key(project):
+    for own, key, said in (
+        ("max_relaunches = -3", "max_relaunches", "-3 is not in the range"),
+        ("allow = 'everything'", "allow", "'everything' is not one of"),
+        ("pin = ['no_such']", "pin", "unknown setting: no_such"),
+        ("min = { max_model_len = 'x' }", "min", "max_model_len is int"),
+        ("report = 'r.txt'", "report", "unknown format"),
+        ("rules = '/no/such'", "rules", "is not a folder"),
+        ("rank = 5\nworld_size = 2", "rank", "too high"),
+    ):
+        own_file().parent.mkdir(parents=True, exist_ok=True)
+        own_file().write_text(own)
+        ran = run(project)
+        assert ran.returncode == 2, own
+        assert f"config.toml: {key}: " in ran.stderr
+        assert said in ran.stderr
+
+
+def test_a_wrong_value_is_reported_with_its_variable(project, monkeypatch):
+    monkeypatch.setenv("OOMGUARD_MAX_RELAUNCHES", "abc")
+    ran = run(project)
+    assert ran.returncode == 2
+    assert "OOMGUARD_MAX_RELAUNCHES: 'abc'" in ran.stderr
+
+
 def test_the_user_s_own_file_lies_in_the_folder_that_xdg_names(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
     assert own_file() == tmp_path / "mine" / "oomguard" / "config.toml"
@@ -258,7 +284,9 @@ def test_a_table_that_is_no_regular_file_is_not_waited_for(project):
     import os
 
     os.mkfifo(project / "pyproject.toml")
-    assert run(project).stdout == "hi\n"
+    ran = run(project)
+    assert ran.stdout == "hi\n"
+    assert read_configuration(project).files[0].left_out[0][1].endswith("not a regular file")
 
 
 def test_a_file_without_a_table_says_nothing(project):
@@ -272,8 +300,8 @@ def test_a_working_directory_that_is_gone_has_no_table(project, monkeypatch):
     assert read_configuration() == Configuration()
 
 
-def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):
-    read(project, "max_relaunches = 0\nreport = 'planted.json'\nallow = 'changes-outputs'")
+def test_a_table_s_attempts_count_for_a_run_and_a_flag_wins(project):
+    read(project, "max_attempts = 1\nreport = 'planted.json'\nallow = 'changes-outputs'")
     engine = Path(__file__).parents[1] / "analyst" / "fake_engine.py"
 
     def starts(*options: str) -> int:
@@ -294,16 +322,16 @@ def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):
         return len(count.read_text().split())
 
     assert starts() == 1
-    assert starts("--max-relaunches", "1") == 2
+    assert starts("--max-attempts", "2") == 2
     assert not (project / "planted.json").exists()
 
 
 def test_verbose_says_which_file_was_read_and_what_of_it_was_left_out_and_why(project):
-    read(project, "max_relaunches = 1\nreport = 'planted.json'", own="grace = 5")
+    read(project, "max_attempts = 1\nreport = 'planted.json'", own="grace = 5")
     said = run(project, "-v").stderr
 
     assert f"{own_file()}: grace=5" in said
-    assert f"{project / 'pyproject.toml'}, [tool.oomguard]: max_relaunches=1" in said
+    assert f"{project / 'pyproject.toml'}, [tool.oomguard]: max_attempts=1" in said
     assert "report: only a flag, OOMGUARD_REPORT or your own file" in said
 
 
@@ -329,7 +357,7 @@ def option_names(command: str) -> set[str]:
     return {
         str(param.envvar).removeprefix("OOMGUARD_").lower()
         for param in params
-        if getattr(param, "envvar", None)
+        if getattr(param, "envvar", None) and not param.hidden
     }
 
 

@@ -76,7 +76,7 @@ def test_the_panel_names_cause_numbers_and_commands(log):
         "1792",
         "--max-model-len 1792",
         "--kv-cache-memory-bytes",
-        "max_model_len_too_large",
+        "oomguard explain OG201",
     ):
         assert words in text
 
@@ -248,6 +248,14 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
     )
 
 
+def test_a_damaged_archive_without_a_failure_is_not_called_clean(tmp_path):
+    (path := tmp_path / "cut.log.gz").write_bytes(gzip.compress(b"fine\n" * 20_000)[:-10])
+    for form in ("terminal", "md"):
+        ran = diagnose("--format", form, str(path))
+        assert (ran.returncode, ran.stdout) == (2, b"")
+        assert b"the gzip data ends early" in ran.stderr
+
+
 def test_a_folder_means_its_regular_files_only(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
@@ -384,7 +392,7 @@ def test_a_secret_is_masked_unless_it_is_asked_for(tmp_path):
         ("r.jsonl", b"{"),
         ("r.md", b"###"),
         ("r.html", b"<!doctype"),
-        ("r.txt", "╭".encode()),
+        ("r.txt", b"oomguard[OG201]: "),
     ],
 )
 def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begins):

@@ -76,7 +76,8 @@ def test_the_exit_status_is_1_only_when_asked_for_and_a_problem_was_found():
 def test_a_form_of_another_command_in_the_environment_does_not_break_doctor():
     assert run(OOMGUARD_FORMAT="markdown").returncode == 0
     assert json.loads(run(OOMGUARD_FORMAT="json").stdout)["schema"] == 1
-    assert run("--format", "markdown").returncode == 2
+    assert run(OOMGUARD_FORMAT="html").returncode == 0
+    assert run("--format", "html").returncode == 2
 
 
 def test_no_library_of_the_engines_is_imported():
@@ -100,15 +101,15 @@ def test_a_secret_in_a_variable_is_masked_unless_told_not_to():
 
 
 def test_a_variable_that_nothing_reads_is_a_problem_with_the_nearest_name():
-    check = next(c for c in found(OOMGUARD_MAX_RELAUNCH="2") if c["id"] == "variables")
+    check = next(c for c in found(OOMGUARD_MAX_ATTEMPT="2") if c["id"] == "variables")
 
     assert check["status"] == "problem"
-    assert "did you mean OOMGUARD_MAX_RELAUNCHES?" in check["text"]
-    assert check["advice"] == "unset OOMGUARD_MAX_RELAUNCH"
+    assert "did you mean OOMGUARD_MAX_ATTEMPTS?" in check["text"]
+    assert check["advice"] == "unset OOMGUARD_MAX_ATTEMPT"
 
 
 def test_variables_that_a_command_reads_are_fine():
-    checks = found(OOMGUARD_MAX_RELAUNCHES="2", OOMGUARD_GPU_MEMORY="8GiB")
+    checks = found(OOMGUARD_MAX_ATTEMPTS="2", OOMGUARD_GPU_MEMORY="8GiB")
 
     assert [c["status"] for c in checks if c["id"] == "variables"] == ["ok", "ok"]
 

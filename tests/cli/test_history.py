@@ -309,14 +309,6 @@ def test_calibrations_that_runs_learned_are_dropped_and_those_of_a_user_stay(
     assert [entry.get("session") for entry in json.loads(path.read_text())["calibrations"]] == left
 
 
-def test_a_page_is_refused_with_the_command_for_what_there_is(tmp_path: Path):
-    page = tmp_path / "page.html"
-    for asked in (("--html", str(page)), ("--format", "html")):
-        ran = history(*asked)
-        assert (ran.returncode, ran.stdout, page.exists()) == (2, "", False), asked
-        assert "oomguard history --format json" in ran.stderr, asked
-
-
 def test_the_journal_may_be_named_by_a_variable():
     ran = oomguard_text(
         "history", "--format", "json", env={**os.environ, "OOMGUARD_JOURNAL": str(OLD)}

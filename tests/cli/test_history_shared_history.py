@@ -235,7 +235,7 @@ def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
     same = oomguard(*options, "--served-model-name", "m", "--api-key", "k", env=env)
     other = oomguard(*options, "--kv-cache-dtype", "fp8", env=env)
 
-    assert "Reusing settings that worked before: max_model_len=32768 -> 1792" in same.stderr, (
+    assert 'Reusing settings that worked before: max_model_len="32768 -> 1792"' in same.stderr, (
         same.stderr
     )
     assert "by=ann@node7" in same.stderr

@@ -443,7 +443,7 @@ def test_a_run_goes_on_without_a_model_that_cannot_be_read(tmp_path):
     )
 
     assert ran.returncode == 3, ran.stderr
-    assert "CUDA out of memory: 2.00 GiB asked for" in ran.stderr
+    assert "CUDA out of memory: 2.00 GiB requested" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

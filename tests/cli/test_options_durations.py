@@ -59,4 +59,4 @@ def test_every_option_of_a_run_that_takes_a_time_takes_the_same_form():
 )
 def test_a_moment_is_a_date_or_an_age_with_a_unit(age, status):
     ran = oomguard_text("history", "--since", age, "--journal", OLD)
-    assert (ran.returncode, "is not a moment" in ran.stderr) == (status, bool(status))
+    assert (ran.returncode, "is not an age or a date" in ran.stderr) == (status, bool(status))

@@ -151,7 +151,7 @@ def test_settings_come_from_variables_too(model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu-memory", "0"], "--gpu-memory must be above zero, got 0"),
+        (["--gpu-memory", "0"], "'0' has no unit; write 0GiB"),
         (["--gpu-memory", "24 parsecs"], "24 parsecs"),
         (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
         (["--gpu", "0", "--gpu-memory", "24GiB"], "sets its size and name"),

@@ -1,4 +1,4 @@
-"""``diagnose --engine ray`` on a local cluster: done once, in a process of its own (``cluster_work.py``), and told here piece by piece."""
+"""``diagnose --on ray`` on a local cluster: done once, in a process of its own (``cluster_work.py``), and told here piece by piece."""
 
 from __future__ import annotations
 

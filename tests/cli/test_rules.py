@@ -209,12 +209,6 @@ def test_a_fix_that_names_no_setting_is_told_with_its_file_and_key(mine):
     )
 
 
-def test_the_committed_pages_are_those_of_the_rules():
-    ran = rules("pages", str(ROOT / "docs/rules"), "--check")
-
-    assert ran.returncode == 0, f"{ran.stdout}run: oomguard rules pages docs/rules"
-
-
 def test_what_is_named_like_a_page_and_is_no_file_is_left_alone(tmp_path):
     (tmp_path / "pages").mkdir()
     os.mkfifo(tmp_path / "pages" / "mine.md")

@@ -37,7 +37,7 @@ def test_a_start_can_be_asked_for_by_its_number(side, vllm):
 def test_a_number_that_the_log_does_not_hold_is_refused_with_those_it_holds(side, vllm):
     with pytest.raises(InputError, match="no start 7") as error:
         side(vllm(fails=True) + MEANWHILE + vllm(), 7)
-    assert error.value.hint == "it holds: 1, 2"
+    assert error.value.hint == "it has the starts 1, 2"
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 1 MiB is free.\n"

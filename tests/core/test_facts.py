@@ -76,7 +76,7 @@ def test_a_size_is_read_with_half_of_its_last_digit(text, size, slack):
     ],
 )
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(SettingError, match="not a size"):
+    with pytest.raises(SettingError, match="is not a size"):
         parse_size(text)
 
 

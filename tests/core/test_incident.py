@@ -137,3 +137,11 @@ def test_a_record_cannot_be_changed(record):
 def test_the_empty_mapping_of_an_incident_cannot_be_changed():
     with pytest.raises(TypeError):
         OOM.facts["x"] = Fact("x", 1)  # type: ignore[index]
+
+
+def test_an_attempt_is_printed_in_one_line():
+    failed = Attempt(1, {"batch_size": 64}, incident=Incident("cuda_oom", ""), seconds=2.96)
+    assert str(failed) == "attempt 1, batch_size=64, failed: cuda_oom, 3.0 s"
+    assert str(Attempt(2, {}, exit_status=3)) == "attempt 2, failed with exit status 3, 0.0 s"
+    assert str(Attempt(3, {}, error="ValueError")) == "attempt 3, ValueError, 0.0 s"
+    assert str(Attempt(4, {"batch_size": 8})) == "attempt 4, batch_size=8, succeeded, 0.0 s"

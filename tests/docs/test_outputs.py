@@ -30,6 +30,7 @@ SLOW = {
     "CONTRIBUTING.md",
     "fleet.md",
     "guard.md",
+    "keep-a-job-alive.md",
     "map.md",
     "placement.md",
     "testing.md",

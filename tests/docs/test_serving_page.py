@@ -14,7 +14,7 @@ import pytest
 from support.supervising import RUN, wait_for
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "serving.md").read_text(encoding="utf-8")
 SERVER = "#!/bin/bash\necho $$ > {}\n{}\n"
 
 

@@ -133,10 +133,11 @@ def test_the_log_says_what_failed_and_what_is_changed(program):
         for line in ran.stderr.splitlines()
         if line.startswith("oomguard: ") and ORPHANS not in line
     ]
-    assert said[0].startswith("oomguard: out of memory: kind kv_cache_too_small_for_max_len")
+    assert said[0].startswith("oomguard: Out of memory: kind=kv_cache_too_small_for_max_len")
     assert "process EngineCore pid=" in said[0]
     assert (
-        said[1] == "oomguard: this engine starts with reduced settings: max_model_len 32768 -> 1953"
+        said[1]
+        == 'oomguard: This engine starts with reduced settings: max_model_len="32768 -> 1953"'
     )
 
 
@@ -187,7 +188,7 @@ def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_a
             assert message.startswith("Engine core initialization failed. See root cause above.")
             (note,) = notes
             assert note.startswith(
-                "oomguard: One request needs about 0.02 GiB of KV cache, 0.95 MiB is there"
+                "oomguard: One request of 32,768 tokens needs about 20 MiB of KV cache, but 0.95 MiB is available"
             )
             assert "max_model_len_too_large" in note
             assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note

@@ -53,7 +53,7 @@ def test_logits_that_pile_up_wait_on_the_host_and_are_the_same(trainer, data, ca
     whole, parts, _ = predicted(trainer(), data, 0.6)
 
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
-    assert "moved results of earlier batches to the host" in caplog.text
+    assert "Moved results of earlier batches to the host" in caplog.text
 
 
 def test_batches_that_are_kept_apart_stay_apart(trainer, data):

@@ -145,7 +145,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_start
         [1, [], "RuntimeError"],
         [2, ["max_model_len 32768 -> 1953"], ""],
     ]
-    assert "the engine failed and does not end" in ran.stderr
+    assert "The engine failed and does not end" in ran.stderr
 
 
 def test_a_start_that_hangs_is_ended_in_time_with_vllms_own_exception(program):

@@ -67,10 +67,10 @@ def test_spans_and_marks_after_the_watch_has_ended_run_and_the_first_of_each_is_
     assert (ran, seen.rows, seen.timeline.marks) == (["later", "last"], (), ())
     span, mark = warnings_of(caplog)
     assert span.startswith(
-        "oomguard: a span is not recorded because its watch is not active: label later, hint "
+        "oomguard: A span is not recorded because its watch is not active: label=later hint="
     )
     assert mark.startswith(
-        "oomguard: a mark is not recorded because its watch is not active: label later mark, hint "
+        'oomguard: A mark is not recorded because its watch is not active: label="later mark" hint='
     )
 
 

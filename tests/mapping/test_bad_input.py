@@ -139,7 +139,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
     )
     monkeypatch.setattr("oomguard.mapping.store.MOUNTS", mounts)
     oomguard.map(same, range(5), store=store)
-    assert "the store is on a network folder: file_system nfs4" in caplog.text
+    assert "The store is on a network folder: file_system=nfs4" in caplog.text
     with closing(sqlite3.connect(store)) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 

@@ -10,8 +10,8 @@ from oomguard.core.errors import SettingError
 from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.core.settings import effect_of
 from oomguard.remedy.policy import (
+    DEFAULT_MAX_ATTEMPTS,
     DEFAULT_MAX_PER_HOUR,
-    DEFAULT_MAX_RELAUNCHES,
     LeastValue,
     Policy,
     is_out_of_question,
@@ -162,7 +162,7 @@ def test_the_default_policy_is_the_documented_one():
         {},
         None,
     )
-    assert policy.max_relaunches == DEFAULT_MAX_RELAUNCHES == 3
+    assert policy.max_attempts == DEFAULT_MAX_ATTEMPTS == 4
     assert policy.max_per_hour == DEFAULT_MAX_PER_HOUR == 3
 
 

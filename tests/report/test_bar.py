@@ -51,10 +51,10 @@ def test_without_parts_there_is_no_bar():
 
 def test_a_share_is_written_short():
     for ratio, text in [
-        (0.64, "64 %"),
-        (0.0591, "5.9 %"),
-        (0.0001, "<0.1 %"),
-        (0, "0.0 %"),
-        (1, "100 %"),
+        (0.64, "64%"),
+        (0.0591, "5.9%"),
+        (0.0001, "<0.1%"),
+        (0, "0.0%"),
+        (1, "100%"),
     ]:
         assert percent(ratio) == text, (ratio, text)

@@ -74,7 +74,7 @@ def test_a_fence_in_the_evidence_does_not_close_the_block():
 
 
 def test_a_blocked_action_says_why():
-    assert "Not automatic: you set it" in with_action(blocked_by="you set it")
+    assert "oomguard run needs permission: you set it" in with_action(blocked_by="you set it")
 
 
 def test_alternatives_and_the_unknown_are_listed():

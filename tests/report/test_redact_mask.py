@@ -319,3 +319,10 @@ def test_a_command_to_paste_keeps_its_home_folders_and_no_secret():
         "***",
     ]
     assert mask_command(command)[1] == "~/job.py"
+
+
+def test_the_file_of_an_input_flag_is_shown_and_a_prompt_is_not():
+    assert mask("oomguard run --input in.txt -- vllm serve m").count(" in.txt ") == 1
+    assert mask_command(["run", "--input", "in", "--input=in.txt"])[2:] == ["in", "--input=in.txt"]
+    assert mask('gen --input "the patient has"') == 'gen --input "***"'
+    assert mask_command(["gen", "--input", "the patient has"]) == ["gen", "--input", "***"]

@@ -55,7 +55,7 @@ def test_every_form_tells_who_holds_what_and_where_there_is_room(in_pieces: Diag
             "21.25 GiB in 47 segments and 100 blocks: 18.50 GiB in use, 2.75 GiB free between blocks in use."
             in text
         )
-        assert re.search(r"14\.00 GiB\s+76 %\s+28\s+job/model\.py:41 load_weights", text), (
+        assert re.search(r"14\.00 GiB\s+76%\s+28\s+job/model\.py:41 load_weights", text), (
             form.__name__
         )
         assert "private pool 0:1, large blocks" in text

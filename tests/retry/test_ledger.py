@@ -35,7 +35,7 @@ patches = st.builds(
     group=st.sampled_from([None, None, 1, 2]),
 )
 plans = st.lists(patches, max_size=5, unique_by=lambda p: p.setting)
-policies = st.builds(Policy, max_relaunches=st.integers(0, 6))
+policies = st.builds(Policy, max_attempts=st.integers(1, 7))
 
 
 def carried(names):
@@ -113,7 +113,7 @@ def test_only_what_is_permitted_solved_and_carried_is_chosen(policy, plans, carr
 def test_the_relaunches_of_the_policy_are_all_there_are(policy, plans, carries, stop_after):
     ledger = Ledger(policy)
     play(ledger, plans, carries, stop_after)
-    assert len(ledger.attempts) <= 1 + policy.max_relaunches
+    assert len(ledger.attempts) <= policy.max_attempts
 
 
 @runs
@@ -135,10 +135,10 @@ def test_a_stop_drops_what_was_chosen():
 
 
 def test_it_says_when_patches_were_left_and_attempts_were_not():
-    ledger = Ledger(Policy(max_relaunches=1))
+    ledger = Ledger(Policy(max_attempts=2))
     play(ledger, [[patch(new=4)], [patch(new=2)]], carried(NAMES))
     assert ledger.exhausted
-    ledger = Ledger(Policy(max_relaunches=1))
+    ledger = Ledger(Policy(max_attempts=2))
     play(ledger, [[patch(new=4)], []], carried(NAMES))
     assert not ledger.exhausted
 
@@ -208,7 +208,7 @@ def test_a_run_that_succeeds_at_once_makes_one_attempt():
 
 
 def test_an_attempt_that_ran_and_failed_later_is_taken_back_and_keeps_its_number():
-    ledger = Ledger(Policy(max_relaunches=1))
+    ledger = Ledger(Policy(max_attempts=2))
     rounds = ledger.rounds()
     next(rounds)
     ledger.end()
@@ -220,7 +220,7 @@ def test_an_attempt_that_ran_and_failed_later_is_taken_back_and_keeps_its_number
 
 
 def test_relaunches_count_anew_once_an_attempt_did_what_it_was_for():
-    ledger = Ledger(Policy(max_relaunches=1))
+    ledger = Ledger(Policy(max_attempts=2))
     for _, _ in zip(range(2), ledger.rounds(), strict=False):
         ledger.end(failure(patch()), error="EngineDeadError")
         ledger.choose(failure(patch()), carried(NAMES))

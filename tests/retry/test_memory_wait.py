@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from structlog.testing import capture_logs
 
 from oomguard.probe import nvml, processes
 from oomguard.probe.nvml import Device
@@ -103,3 +104,12 @@ def test_a_stop_ends_the_wait(answers):
     answers.append((device(1.0),))
     stops = iter([False, False, True])
     assert wait_until_free({0: device(20.0)}, lambda: next(stops), limit_s=3600) is None
+
+
+def test_a_long_wait_is_announced_once_with_the_memory_in_use(answers, monkeypatch):
+    monkeypatch.setattr(memory_wait, "ANNOUNCE_AFTER_S", 0.01)
+    answers.append((device(14.0),))
+    with capture_logs() as events:
+        wait([device(20.0)], limit_s=0.05)
+    (event,) = [entry for entry in events if entry["event"].startswith("Waiting until")]
+    assert event["still_held"] == "GPU 0: 6.00 GiB"

@@ -231,7 +231,7 @@ allocated; 20.00 GiB current active; 40.00 GiB free; 20.10 GiB reserved in total
 
     assert (failed(pool).phase, failed(pool).causes[0].id) == ("kv_cache_init", "kv_cache_budget")
     assert failed(table).phase == "unknown"
-    assert "Too few places in the table of requests: 5 asked for, 3 free" in panel(table)
+    assert "Too few places in the table of requests: 5 requested, 3 free" in panel(table)
     assert "mem_fraction_static" not in {action.id for action in failed(table).actions}
 
 

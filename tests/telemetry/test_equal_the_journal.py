@@ -21,7 +21,7 @@ KILLED = ("sh", "-c", "kill -9 $$")
         pytest.param((), DIES, 1, id="fails-of-something-else"),
         pytest.param((), KILLED, 1, id="killed"),
         pytest.param((), BROKEN, 2, id="fails-then-fits"),
-        pytest.param(("--max-relaunches", "2"), STUBBORN, None, id="never-fits"),
+        pytest.param(("--max-attempts", "3"), STUBBORN, None, id="never-fits"),
         pytest.param(("--pin", "max_model_len"), BROKEN, 1, id="nothing-may-be-changed"),
         pytest.param(("--dry-run",), BROKEN, 1, id="dry-run"),
     ],

@@ -1,29 +1,14 @@
-"""The table of metrics: named as Prometheus has it, each held by a figure, and the same as the page's."""
+"""The table of metrics: named as Prometheus has it, each with a figure."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from oomguard.telemetry.metrics import Exporter, Tally, metrics, registry_of
 from oomguard.telemetry.run_metrics import read_sample
-from oomguard.telemetry.spans import table
-
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-
-
-def rows(first: str) -> list[list[str]]:
-    """The rows of the page's table whose first column has this title, without the backquotes."""
-    found = re.search(rf"^\| {first} \|.*?(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return [
-        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
-        for line in found[0].splitlines()[2:]
-    ]
 
 
 def test_a_name_ends_with_its_unit_and_a_counter_s_in_total():
@@ -47,19 +32,6 @@ def test_a_figure_is_counted_or_sampled():
     for metric in metrics():
         assert metric.figure in {**vars(Tally()), **read_sample(None)}, metric.name
         assert (metric.figure in read_sample(None)) == (metric.at == ("scrape",)), metric.name
-
-
-def test_the_page_lists_every_metric_as_it_is_exported():
-    shown = [(name, kind, labels) for name, kind, labels, _ in rows("metric")]
-    assert shown == [(metric.name, metric.type, ", ".join(metric.labels)) for metric in metrics()]
-
-
-def test_the_page_lists_every_attribute_of_the_spans():
-    listed = [(name, tuple(on.split(", "))) for name, on, _ in rows("attribute")]
-    assert listed == [
-        (one["name"] + ("…" if one["name"].endswith(".") else ""), tuple(one["on"]))
-        for one in table()["attribute"]
-    ]
 
 
 def test_promtool_finds_nothing_to_say_of_the_names():

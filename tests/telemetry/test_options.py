@@ -18,7 +18,7 @@ from support.counted import BROKEN, run, scraped
 from support.each import each
 from support.supervising import hooked, wait_for
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 WAITS = (*BROKEN, "--mode", "wait")
 # An installation without the extras: what they bring cannot be imported.
 WITHOUT = """
@@ -113,7 +113,7 @@ def test_an_address_of_another_machine_is_told_and_the_command_runs():
     host = "192.0.2.1"
     ran = run("--metrics", f"{host}:9400", command=("echo", "ran"))
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    assert "no metrics are served; the run continues without them" in ran.stderr
+    assert "No metrics are served; the run continues without them" in ran.stderr
 
 
 SERVERS = {
@@ -186,7 +186,7 @@ def test_without_the_sdk_a_named_exporter_is_told_with_what_brings_it(tmp_path):
     words = [sys.executable, "-m", "oomguard", "run", "--", "echo", "ran"]
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    assert "no spans are sent: OpenTelemetry's SDK is not installed" in ran.stderr
+    assert "No spans are sent: OpenTelemetry's SDK is not installed" in ran.stderr
     assert f"{install_hint('otel')} and pip install opentelemetry-exporter-zipkin" in ran.stderr
 
 

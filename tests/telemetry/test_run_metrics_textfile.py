@@ -60,5 +60,5 @@ def test_a_file_that_cannot_be_written_is_told_once_and_again_after_it_could(tmp
             (folder / "run.prom").unlink(missing_ok=True)
             folder.rmdir()
         writer.update()
-    assert caplog.text.count("could not write the metrics") == 2
+    assert caplog.text.count("Could not write the metrics") == 2
     assert "No such file or directory" in caplog.text

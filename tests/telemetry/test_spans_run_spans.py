@@ -191,7 +191,7 @@ def test_a_collector_that_refuses_is_told_in_one_line_and_the_command_is_as_ever
     ran = run(command=("echo", "ran"), **collector.env)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     (line,) = ran.stderr.splitlines()
-    assert line.startswith("oomguard: spans are lost because the collector did not accept them")
+    assert line.startswith("oomguard: Spans are lost because the collector did not accept them")
 
 
 def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_stated():
@@ -201,7 +201,7 @@ def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_sta
         ran = run(command=("true",), OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
         took = time.monotonic() - began
     assert ran.returncode == 0
-    assert "spans are lost because the collector did not accept them" in ran.stderr
+    assert "Spans are lost because the collector did not accept them" in ran.stderr
     assert (
         took < 20
     )  # DELIVER_S, and what a loaded machine takes to start; the exporter itself would go on for longer

@@ -156,7 +156,7 @@ def test_a_test_that_runs_out_of_memory_shows_peak_limit_and_diagnosis_and_ends_
         in report
     )
     assert (
-        "oomguard: CUDA out of memory: 64.00 MiB asked for, 6.00 MiB of 8.00 MiB free\n  why: "
+        "oomguard: CUDA out of memory: 64.00 MiB requested, 6.00 MiB of 8.00 MiB free\n  why: "
         in report
     )
     assert "simulated_device.py" not in report

@@ -38,7 +38,9 @@ def test_when_nothing_is_left_the_original_exception_has_the_cores_own_words(fol
     assert kind == "RuntimeError"
     assert message.startswith("Engine core initialization failed. See root cause above.")
     (note,) = notes
-    assert note.startswith("oomguard: One request needs 16.00 MiB of KV cache, 0.95 MiB is there")
+    assert note.startswith(
+        "oomguard: One request of 32,768 tokens needs 16.00 MiB of KV cache, but 0.95 MiB is available"
+    )
     assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note
     assert (
         "  do first: Lower max_model_len from 32768 to 1792 (reduces-capacity): max_model_len=1792"

@@ -16,7 +16,7 @@ from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident, Patch
 from oomguard.core.records import Record
 from oomguard.remedy.policy import is_refused
-from oomguard.scan.compressed import HEAD_BYTES, format_of
+from oomguard.scan.decompression import HEAD_BYTES, format_of
 from oomguard.scan.inputs import Writer, is_url, writer_of
 from oomguard.scan.source import decompress
 

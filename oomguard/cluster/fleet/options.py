@@ -21,10 +21,7 @@ def summary_option(function: F) -> F:
     return option(
         "--summary",
         is_flag=True,
-        help=(
-            "Group the incidents of all inputs, and show the patch that would have fixed most of "
-            "them."
-        ),
+        help="Group the failures of all inputs, and show the change that would fix most of them.",
     )(function)
 
 
@@ -93,7 +90,7 @@ def _rendered(summary: FleetSummary, work: RenderOptions) -> str:
         from oomguard.cluster.fleet.summary_report import summary_json
 
         return summary_json(summary) + "\n"
-    if work.form == "markdown":
+    if work.form == "md":
         from oomguard.cluster.fleet.summary_report import summary_markdown
 
         return summary_markdown(summary)

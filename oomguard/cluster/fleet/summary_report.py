@@ -149,8 +149,7 @@ def print_summary(console: Console, summary: FleetSummary) -> None:
     if len(groups) > len(shown):
         console.print(
             Text(
-                f"{len(groups) - len(shown):,} smaller groups not shown: use --format json or "
-                "markdown",
+                f"{len(groups) - len(shown):,} smaller groups not shown: use --format json or md",
                 style="dim",
             )
         )

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 import click
 
-from oomguard.cli.options import color_option, console, form_of, option
+from oomguard.cli.command import Command
+from oomguard.cli.options import color_option, console_of, format_option
 from oomguard.cluster.placement.options import lease_folder_option
 
-_FORMS: Final = ("terminal", "json")
 
-
-@click.command("gpus")
-@option(
-    "--format",
-    "form",
-    default="terminal",
-    show_default=True,
-    metavar="[terminal|json]",
-    help="Output format of the devices.",
+@click.command(
+    "gpus",
+    cls=Command,
+    common=("form", "lease_folder"),
+    example="oomguard gpus --format json",
 )
+@format_option("the devices")
 @lease_folder_option
 @color_option
-@click.pass_context
-def command(ctx: click.Context, form: str, lease_folder: str | None, color: str) -> int:
+def command(form: str, lease_folder: str | None, color: str) -> int:
     """Show each GPU: memory, processes, MIG instances, leases, and what this user cannot see.
 
     Exit status: 0, even if NVML does not answer; the output then shows the reason.
@@ -35,7 +30,6 @@ def command(ctx: click.Context, form: str, lease_folder: str | None, color: str)
     from oomguard.cluster.placement.leases import LeaseFolder
     from oomguard.report.json import json_line
 
-    form = form_of(ctx, form, _FORMS)
     found = inspect_devices(
         LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False),
         dict(os.environ),
@@ -43,5 +37,5 @@ def command(ctx: click.Context, form: str, lease_folder: str | None, color: str)
     if form == "json":
         click.echo(json_line(gpus_record(found)))
     else:
-        print_gpus(console(color), found)
+        print_gpus(console_of(form, color), found)
     return 0

@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
 from oomguard.cli.options import Duration, F, add_options, option, words_before_dashes
 from oomguard.core.errors import UsageError
+
+DEVICES: Final = "Devices"
 
 if TYPE_CHECKING:
     from oomguard.analyst.placed_runs import DeviceAssignment
@@ -80,9 +82,10 @@ def lease_folder_option(function: F) -> F:
         type=click.Path(file_okay=False),
         callback=_folder_named,
         metavar="DIR",
-        help=(
-            "Folder of device leases, which all users must share. [default: /tmp/oomguard-leases]"
-        ),
+        help="Folder of device leases, which all users must share.",
+        show_default="/tmp/oomguard-leases",  # noqa: S108 - only shown
+        group=DEVICES,
+        example="/var/lib/oomguard",
     )(function)
 
 
@@ -114,18 +117,21 @@ def placement_options(function: F) -> F:
                 "--gpus",
                 metavar="auto|N|LIST",
                 help=(
-                    "Choose the devices before the start: as many as the command needs, N of them, "
-                    "or a list (0,1 or 1, or UUIDs)."
+                    "Choose the devices before the start: as many as the command needs, N of "
+                    "them, or a list (0,1 or UUIDs)."
                 ),
+                show_default="the devices that the command sees",
+                group=DEVICES,
+                example="auto",
             ),
             option(
                 "--wait",
                 type=Duration(),
                 metavar="TIME",
-                help=(
-                    "With --gpus: wait at most this long for a busy device, first come first "
-                    "served. [default: do not wait]"
-                ),
+                help="Wait at most this long for a busy device (needs --gpus).",
+                show_default="do not wait",
+                group=DEVICES,
+                example="30m",
             ),
             option(
                 "--lease",
@@ -133,10 +139,10 @@ def placement_options(function: F) -> F:
                 default="start",
                 show_default=True,
                 help=(
-                    "With --gpus: reserve the devices until the engine has taken its memory "
-                    "(start), or until the job ends (job). If oomguard cannot predict the "
-                    "command's memory, it reserves them until the job ends."
+                    "Reserve the devices until the engine has taken its memory, or until the job "
+                    "ends (needs --gpus)."
                 ),
+                group=DEVICES,
             ),
             lease_folder_option,
         ),

@@ -94,9 +94,8 @@ def _policy(row: Mapping[str, Any]) -> Policy:
 
 
 def _change(patch: Patch) -> str:
-    from oomguard.report.wording import arrow
 
-    return f"{patch.setting} {arrow(patch)}"
+    return f"{patch.setting} {patch.change}"
 
 
 # A rank sees changed files in its command's folder, but another rank's oomguard may have written

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import click
-
 from oomguard.analyst.attempt_hooks import AttemptHook
 from oomguard.analyst.coordination import Coordinator, NoCoordinator
-from oomguard.cli.options import Duration, F, add_options, option
+from oomguard.cli.options import Count, Duration, F, add_options, option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
@@ -26,6 +24,7 @@ DEFAULT_RANK_TIMEOUT_S: Final = 30.0
 # A rank that is ended for another one gets this part of the time; the rest is for the agreement.
 _GRACE_RATIO: Final = 1 / 3
 _OFF: Final = "none"
+RANKS: Final = "Several ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,22 @@ class RanksOptions:
             UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
+        self._check_rank()
         return RankSupport(
             None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
+        )
+
+    def _check_rank(self) -> None:
+        """Check that the rank is one of the job's.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if self.rank is None or self.world_size is None or self.rank < self.world_size:
+            return
+        raise UsageError(
+            f"--rank {self.rank} is too high for --world-size {self.world_size}",
+            hint=f"ranks count from 0, so the last one is --rank {self.world_size - 1}",
         )
 
     def _of_a_job(
@@ -117,11 +130,6 @@ class RanksOptions:
             raise UsageError(
                 "--rank needs --world-size and --rendezvous",
                 hint="--rank 0 --world-size 4 --rendezvous DIR",
-            )
-        if self.rank >= self.world_size:
-            raise UsageError(
-                f"--rank {self.rank} is not below --world-size {self.world_size}",
-                hint="ranks count from 0",
             )
         from oomguard.cluster.ranks.launcher import RankIdentity
 
@@ -208,44 +216,40 @@ def ranks_options(function: F) -> F:
         (
             option(
                 "--rank",
-                type=click.IntRange(min=0),
-                metavar="I",
-                help=(
-                    "Number of this rank in its job, from 0. Required if no launcher sets it. "
-                    "[default: from torchrun, srun, mpirun, RANK and WORLD_SIZE, or vLLM's own "
-                    "options]"
-                ),
+                type=Count(0),
+                help="Number of this rank in its job, counted from 0.",
+                show_default="from torchrun, srun, mpirun, RANK, or vLLM's own options",
+                group=RANKS,
+                example="0",
             ),
             option(
                 "--world-size",
-                type=click.IntRange(min=1),
-                metavar="N",
-                help=(
-                    "Number of ranks, each started with its own oomguard run. Required with "
-                    "--rank; otherwise detected."
-                ),
+                type=Count(1),
+                help="Number of ranks, each started with its own oomguard run.",
+                show_default="from the launcher, as --rank",
+                group=RANKS,
+                example="2",
             ),
             option(
                 "--rendezvous",
                 metavar="WHERE",
                 help=(
                     "Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
-                    "of rank 0, ray (the running cluster), or none to run each rank alone. "
-                    "Required with --rank, and for tasks of srun or mpirun without MASTER_ADDR. "
-                    "[default: the store at MASTER_ADDR:MASTER_PORT; on one host, a folder in its "
-                    "temporary files]"
+                    "of rank 0, ray, or none."
                 ),
+                show_default="MASTER_ADDR:MASTER_PORT, or on one host a temporary folder",
+                group=RANKS,
+                example="/shared/job-7",
             ),
             option(
                 "--rank-timeout",
                 type=Duration(),
                 default=DEFAULT_RANK_TIMEOUT_S,
-                show_default=True,
+                show_default=f"{DEFAULT_RANK_TIMEOUT_S:.0f}s",
                 metavar="TIME",
-                help=(
-                    "Time for all ranks to report their result after the first failure. A rank "
-                    "never restarts without the others."
-                ),
+                help="Time for all ranks to report their result after the first failure.",
+                group=RANKS,
+                example="60s",
             ),
         ),
     )

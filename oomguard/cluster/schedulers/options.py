@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from oomguard.cli.options import add_options, option
+from oomguard.cli.options import Count, add_options, option
+from oomguard.cluster.serving.options import SERVERS
 from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _BY_CAUSE: Final = "by-cause"
 _FIRST: Final = "0"
+SCHEDULERS: Final = "Schedulers"
 
 
 def scheduler_options(function: F) -> F:
@@ -50,10 +52,9 @@ def scheduler_options(function: F) -> F:
             option(
                 "--probes",
                 metavar="[HOST:]PORT",
-                help=(
-                    "Answer /livez and /readyz on this port, also when the server hangs. Listens "
-                    "on every address unless HOST is given; port 0 picks a free port."
-                ),
+                help="Answer /livez and /readyz on this port (0 picks a free one).",
+                group=SERVERS,
+                example="8081",
             ),
             option(
                 "--exit-status",
@@ -61,28 +62,28 @@ def scheduler_options(function: F) -> F:
                 default="own",
                 show_default=True,
                 help=(
-                    "own: the command's status. by-cause: 90 = out of memory and no permitted "
-                    "change left, 91 = other processes hold the GPU memory, 92 = server hung; "
-                    "otherwise the command's status. The command's status also stands if a "
-                    "limit such as --deadline stopped a permitted change."
+                    "Exit with the command's own status, or one by cause: 90 out of memory, 91 GPU "
+                    "memory held by others, 92 hung."
                 ),
+                group=SCHEDULERS,
             ),
             option(
                 "--slurm-comment",
                 is_flag=True,
                 help="Append the attempt number and outcome to the SLURM job comment.",
+                group=SCHEDULERS,
             ),
             option(
                 "--slurm-requeue",
-                type=click.IntRange(min=0),
+                type=Count(0),
                 default=0,
                 show_default=True,
-                metavar="N",
                 help=(
-                    "Requeue the SLURM job up to N times if memory failed and a change is left, or "
-                    "if other processes hold the GPU. The next start begins with the changes, "
-                    "which the job comment stores."
+                    "Requeue the SLURM job up to N times if it ran out of memory and a change "
+                    "is left."
                 ),
+                group=SCHEDULERS,
+                example="2",
             ),
         ),
     )

@@ -22,7 +22,6 @@ from oomguard.core.process_state import status_in_words
 from oomguard.core.settings import SETTINGS, effect_of
 from oomguard.engines.command import Launch
 from oomguard.remedy.policy import Policy
-from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome
@@ -280,7 +279,7 @@ class RunInJob:
         if refused:
             log.warning("ignored some changes of the job's last start", settings=", ".join(refused))
         if patches:
-            changes = {patch.setting: arrow(patch) for patch in patches}
+            changes = {patch.setting: patch.change for patch in patches}
             log.info(
                 "beginning with the changes of the job's last start",
                 **changes,
@@ -337,7 +336,7 @@ class RunInJob:
                 of=self._most,
             )
             return
-        changes = {patch.setting: arrow(patch) for patch in outcome.left}
+        changes = {patch.setting: patch.change for patch in outcome.left}
         if self._job.requeue():  # otherwise a warning was logged
             log.info(
                 "requeuing the job",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_HANG_AFTER_S: Final = 300.0
+SERVERS: Final = "Servers"
 # A server that restarts for weeks has a limit per hour, but none in total by default.
 NO_BOUND: Final = 10**9
 
@@ -56,31 +57,32 @@ def serving_options(function: F) -> F:
                 default="no",
                 show_default=True,
                 help=(
-                    "on-failure: also restart the command unchanged after a hang or another "
-                    "failure that is not an out-of-memory. --max-per-hour limits restarts; "
-                    "--max-relaunches does too if you set it."
+                    "Restart the command unchanged after a hang or a failure that is not an "
+                    "out-of-memory."
                 ),
+                group=SERVERS,
+                example="on-failure",
             ),
             option(
                 "--hang-after",
                 type=Duration(),
                 default=DEFAULT_HANG_AFTER_S,
-                show_default=True,
+                show_default=f"{DEFAULT_HANG_AFTER_S:.0f}s",
                 metavar="TIME",
                 help=(
-                    "Treat the server as hung if requests wait this long without engine progress. "
-                    "Reports it; with --restart on-failure also stops it, even if no restart is "
-                    "left. 0 disables."
+                    "Report a hang if requests wait this long without engine progress (0 = never)."
                 ),
+                group=SERVERS,
+                example="10m",
             ),
             option(
                 "--termination-message",
                 type=click.Path(dir_okay=False),
                 metavar="PATH",
-                help=(
-                    "File for the summary of a failed run, at most 4096 bytes. [default: "
-                    "/dev/termination-log in a Kubernetes pod]"
-                ),
+                help="File for the summary of a failed run, at most 4096 bytes.",
+                show_default="/dev/termination-log in a Kubernetes pod",
+                group=SERVERS,
+                example="/dev/termination-log",
             ),
         ),
     )
@@ -120,11 +122,11 @@ class ServingOptions:
         """Whether the command restarts after a failure that is not an out-of-memory."""
         return self.restart == "on-failure"
 
-    def relaunches(self, ctx: click.Context, given: int) -> int:
-        """Return the largest number of relaunches: the user's, or no limit with restarts."""
-        is_default = (
-            ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
-        )
+    def attempts(self, ctx: click.Context, given: int) -> int:
+        """Return the largest number of attempts: the user's, or no limit with restarts."""
+        by_default = click.core.ParameterSource.DEFAULT
+        names = ("max_attempts", "max_relaunches")
+        is_default = all(ctx.get_parameter_source(name) is by_default for name in names)
         if self.restarts and is_default:
             return NO_BOUND
         return given

@@ -116,8 +116,8 @@ def cluster() -> Iterator[Any]:
         import ray
     except ImportError:
         raise UsageError(
-            "--engine ray needs Ray, which is not installed",
-            hint=f"{install_hint('ray')}, or omit --engine",
+            "--on ray needs Ray, which is not installed",
+            hint=f"{install_hint('ray')}, or omit --on",
         ) from None
     if ray.is_initialized():
         yield ray
@@ -163,7 +163,7 @@ def _not_joined(error: BaseException) -> UsageError:
             f"but this process has Ray {versions['ours']} on Python {versions['ours_python']}",
             hint=(
                 f"pip install 'ray=={versions['theirs']}' under Python "
-                f"{versions['theirs_python']}, or omit --engine"
+                f"{versions['theirs_python']}, or omit --on"
             ),
         )
     first = " ".join(text.split())[:300] or type(error).__name__

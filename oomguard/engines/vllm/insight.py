@@ -28,6 +28,7 @@ from oomguard.engines.vllm.plugin_messages import (
     reported_arguments,
     reported_engines,
     reported_limits,
+    survived_steps_of,
 )
 from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
@@ -63,8 +64,8 @@ def watched(launch: Launch, session: Path) -> Launch:
     if plugin.ACKNOWLEDGE in os.environ or plugin.LOG_FILE in os.environ:
         return launch
     if own_command(launch.argv) is not None:
-        return noting(launch, session)
-    return telling(launch, session)
+        return with_log_file(launch, session)
+    return with_acknowledgement(launch, session)
 
 
 def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
@@ -73,36 +74,41 @@ def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
     vLLM's own commands show their arguments in their flags, so they need fewer variables.
     """
     if own_command(launch.argv) is not None:
-        told = {plugin.LOG_FILE}
+        variables = {plugin.LOG_FILE}
     else:
-        told = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
+        variables = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
     return replace(
-        launch, env={**launch.env, **{name: value for name, value in env.items() if name in told}}
+        launch,
+        env={**launch.env, **{name: value for name, value in env.items() if name in variables}},
     )
 
 
-def telling(launch: Launch, session: Path) -> Launch:
+def with_acknowledgement(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin reports the engines' arguments."""
-    launch = noting(launch, session)
-    told = str(Path(launch.env[plugin.LOG_FILE]).with_name(_ACKNOWLEDGED))
+    launch = with_log_file(launch, session)
+    acknowledged = str(Path(launch.env[plugin.LOG_FILE]).with_name(_ACKNOWLEDGED))
     return replace(
         launch,
         env={
             **launch.env,
             plugin.REPORT: json.dumps(reported_arguments()),
-            plugin.ACKNOWLEDGE: told,
+            plugin.ACKNOWLEDGE: acknowledged,
         },
     )
 
 
-def noting(launch: Launch, session: Path) -> Launch:
+def with_log_file(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin copies vLLM's log to a file.
 
-    So the log can be read wherever the engines' output goes.
+    So the log can be read wherever the engines' output goes. The engines recover from an
+    out-of-memory in a step, unless the user turned that off.
     """
-    return replace(
-        launch, env={**launch.env, plugin.LOG_FILE: str(_begin_attempt(session) / _SAID)}
-    )
+    recovers = os.environ.get(plugin.STEP_RECOVERY, "1")
+    noted = {
+        plugin.LOG_FILE: str(_begin_attempt(session) / _SAID),
+        plugin.STEP_RECOVERY: recovers,
+    }
+    return replace(launch, env={**launch.env, **noted})
 
 
 def said(launch: Launch) -> tuple[Line, ...]:
@@ -111,6 +117,14 @@ def said(launch: Launch) -> tuple[Line, ...]:
     if noted is None:
         return ()
     return logged_lines(Path(noted))
+
+
+def survived_steps(launch: Launch) -> dict[str, float]:
+    """Return how often the launch's engines survived a step without room; empty if never."""
+    noted = launch.env.get(plugin.LOG_FILE)
+    if noted is None:
+        return {}
+    return survived_steps_of(Path(noted))
 
 
 def limits(launch: Launch) -> dict[str, int]:
@@ -123,10 +137,10 @@ def limits(launch: Launch) -> dict[str, int]:
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:
     """Return the engines that the launch's program started, as the plugin reported them."""
-    told = launch.env.get(plugin.ACKNOWLEDGE)
-    if told is None:
+    acknowledged = launch.env.get(plugin.ACKNOWLEDGE)
+    if acknowledged is None:
         return ()
-    return reported_engines(Path(told))
+    return reported_engines(Path(acknowledged))
 
 
 def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:

@@ -17,7 +17,7 @@ from oomguard.core.setting_spellings import surface, surfaces
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.environment import with_plugin, without_variables
-from oomguard.engines.vllm.insight import noting, started, telling
+from oomguard.engines.vllm.insight import started, with_acknowledgement, with_log_file
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.scan.effective_settings import SCRIPT
 
@@ -66,8 +66,10 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
     launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
     if own is not None:
-        return replace(noting(launch, session), argv=own.changed(settings, launch.engine_version))
-    env = dict(telling(launch, session).env)
+        return replace(
+            with_log_file(launch, session), argv=own.changed(settings, launch.engine_version)
+        )
+    env = dict(with_acknowledgement(launch, session).env)
     env[plugin.OVERRIDES] = json.dumps(_overrides(settings, launch.engine_version))
     if launch.engine_models:
         env[plugin.MODELS] = json.dumps(launch.engine_models)

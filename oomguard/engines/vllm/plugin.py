@@ -47,6 +47,8 @@ LISTENER = "OOMGUARD_VLLM_LISTENER"
 LOG_FILE = "OOMGUARD_VLLM_SAID"
 # The file for a memory snapshot of a failed allocation: `oomguard run --snapshot`, or set by hand.
 SNAPSHOT = "OOMGUARD_SNAPSHOT"
+# `1`: engines survive a step that runs out of memory (in_process/step_recovery.py).
+STEP_RECOVERY = "OOMGUARD_VLLM_STEP_RECOVERY"
 
 _MOST_CHARS = 65_536
 _MOST_ACKNOWLEDGED_BYTES = 1 << 20
@@ -60,6 +62,7 @@ _calls = 0
 def register() -> None:
     """Hook vLLM's engine arguments if overrides or a report are requested; never raise."""
     _speak()
+    _recover_steps()
     _record_snapshot()
     try:
         raw = os.environ.get(OVERRIDES)
@@ -82,6 +85,23 @@ def _speak() -> None:
             from oomguard.engines.vllm.in_process import message_sender
 
             message_sender.start_sending()
+
+
+def _recover_steps() -> None:
+    """Let engines of this process recover from an out-of-memory in a step, if requested."""
+    if os.environ.get(STEP_RECOVERY) != "1" or _is_off():
+        return
+    # A worker gets its part from its engine core, and must not import the core's modules.
+    if not {HOOK[0], "vllm.v1.engine.core"} & set(sys.modules):
+        return
+    with contextlib.suppress(Exception):
+        from oomguard.engines.vllm.in_process import step_recovery
+
+        why = step_recovery.install()
+        if why is not None:
+            logging.getLogger("vllm.oomguard").info(
+                "oomguard: steps that run out of memory end the engine: %s", why
+            )
 
 
 def _record_snapshot() -> None:
@@ -218,13 +238,13 @@ def _report(holder: object, names: list[str], what: str, order: int, model: obje
         pairs = [
             (name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)
         ]
-    told = {name: value for name, value in pairs if is_plain(value)}
-    _tell(
+    plain = {name: value for name, value in pairs if is_plain(value)}
+    acknowledge(
         {
             "pid": os.getpid(),
             "order": order,
             "model": model if is_plain(model) else None,
-            what: told,
+            what: plain,
         }
     )
 
@@ -258,7 +278,7 @@ def _change(arguments: object, overrides: dict[str, object], order: int) -> None
         except Exception as error:  # noqa: BLE001 - the other arguments may still be set
             _say(error)
     if applied:
-        _tell({"pid": os.getpid(), "order": order, "applied": applied})
+        acknowledge({"pid": os.getpid(), "order": order, "applied": applied})
 
 
 def _of_engine(model: object, order: int) -> dict[str, object]:
@@ -321,7 +341,7 @@ def fitting(old: object, new: object) -> object:
     return new
 
 
-def _tell(row: dict[str, object]) -> None:
+def acknowledge(row: dict[str, object]) -> None:
     """Append a line to the file that the supervisor named, if it is a regular file."""
     path = os.environ.get(ACKNOWLEDGE)
     if not path:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import SettingError
 from oomguard.core.installation import install_hint
-from oomguard.core.records import Record
+from oomguard.core.records import ShownRecord
 from oomguard.estimate.child_python import call_child
 
 # The input and the result of an estimate for one ``generate`` call.
@@ -38,7 +38,7 @@ class PlannedCall:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CallBudget(Record):
+class CallBudget(ShownRecord):
     """Report the bytes of one transformers ``generate`` call on one GPU.
 
     Attributes:

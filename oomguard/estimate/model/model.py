@@ -20,7 +20,7 @@ from oomguard.estimate.model.parameters import (
     is_count_accurate,
     is_tied,
 )
-from oomguard.estimate.model.quantized import (
+from oomguard.estimate.model.quantization import (
     quantize_parameters,
     quantizes_mtp,
     size_loaded_parameters,

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from oomguard.estimate.constants import constant, rows_of, since, tables
 from oomguard.estimate.model.layer_kinds import layer_kinds
-from oomguard.estimate.model.quantized import is_repacked, quantization_config
+from oomguard.estimate.model.quantization import is_repacked, quantization_config
 from oomguard.estimate.model.shape import ModelShape, is_count
 
 # The elements per token in a layer besides hidden states and MLP: attention's tensors, and the

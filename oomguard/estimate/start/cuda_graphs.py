@@ -17,7 +17,7 @@ from packaging.version import Version
 from oomguard.core.errors import SettingError
 from oomguard.estimate.constants import constant, rows_of, since, tables
 from oomguard.estimate.model.drafts import read_speculation
-from oomguard.estimate.model.quantized import is_nvfp4, quantization_config
+from oomguard.estimate.model.quantization import is_nvfp4, quantization_config
 from oomguard.estimate.model.shape import FAMILIES, ModelShape
 from oomguard.estimate.start.activations import compressed, has_indexer
 from oomguard.estimate.start.defaults import (

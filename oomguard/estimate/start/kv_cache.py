@@ -17,7 +17,7 @@ from oomguard.core.errors import SettingError
 from oomguard.estimate.constants import since, tables
 from oomguard.estimate.model.layer_caches import LayerCache, layer_caches
 from oomguard.estimate.model.model import Model, element_bytes
-from oomguard.estimate.model.quantized import quantizes_cache
+from oomguard.estimate.model.quantization import quantizes_cache
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import model_runner
 from oomguard.estimate.start.defaults import has_latent_blocks

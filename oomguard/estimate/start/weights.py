@@ -17,7 +17,7 @@ from oomguard.estimate.constants import rows_of, since
 from oomguard.estimate.model.layer_caches import keeps_latent
 from oomguard.estimate.model.layer_kinds import GEMMA4, layer_kinds
 from oomguard.estimate.model.model import Model
-from oomguard.estimate.model.quantized import quantization_config
+from oomguard.estimate.model.quantization import quantization_config
 from oomguard.estimate.model.shape import (
     FAMILIES,
     MAX_COUNT,

@@ -283,7 +283,7 @@ def test_a_half_written_packed_log_counts_with_what_could_be_read(
     assert "ends early" in shown.err
 
 
-@pytest.mark.parametrize("option", [["--summary"], ["--engine", "ray"]])
+@pytest.mark.parametrize("option", [["--summary"], ["--on", "ray"]])
 def test_what_is_followed_has_no_end_to_sum_up(
     fleet: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ):
@@ -294,7 +294,7 @@ def test_what_is_followed_has_no_end_to_sum_up(
 def test_without_ray_the_extra_is_named(fleet: Path, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['ray'] = None\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
-    command = [sys.executable, "-m", "oomguard", "diagnose", "--engine", "ray", str(fleet)]
+    command = [sys.executable, "-m", "oomguard", "diagnose", "--on", "ray", str(fleet)]
     ran = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
     )

@@ -149,7 +149,7 @@ def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anyth
     )
     assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(1)]]), errors
     assert (
-        f"Running the command again: device={simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}"
+        f'Running the command again: device="{simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}"'
         in errors
     )
 
@@ -164,7 +164,7 @@ def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
     (gpus.folder / "use.1").write_text("")
     errors = job.communicate(timeout=200)[1]
     assert (job.returncode, used(gpus)) == (0, [[simulated_gpus.uuid(0)]]), errors
-    assert "waiting for a device" in errors
+    assert "Waiting for a device" in errors
 
 
 def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):

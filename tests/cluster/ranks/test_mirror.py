@@ -28,7 +28,7 @@ def test_a_store_that_cannot_be_reached_lets_no_rank_start_again_and_says_why(jo
     job.start(2, "--rank-timeout", "4s", rendezvous="ray://127.0.0.1:1", are_apart=True, **of_all)
     _, errors = job.ranks[0].communicate(timeout=LIMIT_S)
     assert job.ranks[0].returncode == 1
-    assert "rank 1 is silent: no rank restarts: mirror=" in errors
+    assert "Rank 1 is silent: no rank restarts: mirror=" in errors
     assert job.lengths()[0] == [32768]
 
 
@@ -48,7 +48,7 @@ def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(jo
     assert errors is not None
     said = next(line for line in errors if "not met yet" in line)
     assert said.startswith(
-        "oomguard: rank 1 is not met yet, and no rank restarts without the others: reason=the torch store at 127.0.0.1:"
+        'oomguard: Rank 1 is not met yet, and no rank restarts without the others: reason="the torch store at 127.0.0.1:'
     )
     assert "another program uses the port; choose a free one" in said
     assert job.ranks[0].poll() is None
@@ -60,8 +60,8 @@ def test_ranks_of_one_host_whose_store_is_dead_start_again_and_are_told_so_and_w
     job.start(3, rendezvous=place, fits={"2": 1792})
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0] * 3, ended
-    why = f"reason=the ray store at {place.removeprefix('ray://')} was not reached: Connection refused"
-    assert f"all ranks are on this host and meet there without their store: {why}" in ended[0][2]
+    why = f'reason="the ray store at {place.removeprefix("ray://")} was not reached: Connection refused'
+    assert f"All ranks are on this host and meet there without their store: {why}" in ended[0][2]
     assert not any(
         "no rank restarts automatically" in errors or "no rank restarts:" in errors
         for _, _, errors in ended

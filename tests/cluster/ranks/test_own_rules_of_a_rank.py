@@ -89,7 +89,7 @@ def test_rank_0_tells_what_each_rank_repeats_where_the_user_permits_it(job):
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert (
-        "oomguard: may run again from the beginning; --idempotent permits repeating its side effects: rank=0"
+        "oomguard: May run again from the beginning; --idempotent permits repeating its side effects: rank=0"
         in ended[0][2]
     )
     assert "results.jsonl" in ended[0][2]

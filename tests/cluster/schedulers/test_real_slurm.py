@@ -19,24 +19,24 @@ def script(options: str, command: str = f"{sys.executable} {ENGINE}") -> str:
 
 
 def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
-    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"))
+    job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2"))
     slurm.wait_for_requeue(job)
     assert slurm.told(job, "%k").startswith(
         'oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB'
     )
-    assert "requeuing the job: job=" in slurm.output(job)
+    assert "Requeuing the job: job=" in slurm.output(job)
     slurm.begin_now(job)
     slurm.wait_for(job, "COMPLETED")
     said = slurm.output(job)
     assert (
-        "beginning with the changes of the job's last start: max_model_len=1792 restart=1" in said
+        "Beginning with the changes of the job's last start: max_model_len=1792 restart=1" in said
     )
     assert slurm.told(job, "%k") == 'oomguard {"max_model_len": 1792}: ended'
 
 
 def test_a_job_goes_back_so_often_and_not_oftener(slurm):
     stubborn = f"{sys.executable} {ENGINE} --mode stubborn"
-    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 1", stubborn))
+    job = slurm.submit(script("--max-attempts 1 --slurm-requeue 1", stubborn))
     slurm.wait_for_requeue(job)
     slurm.begin_now(job)
     slurm.wait_for(job, "FAILED")
@@ -53,15 +53,17 @@ def test_the_queue_shows_the_attempt_that_runs(slurm):
 
 
 def test_a_failure_of_something_else_and_a_stop_leave_the_queue_alone(slurm):
-    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2", "sh -c 'exit 3'"))
+    job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2", "sh -c 'exit 3'"))
     slurm.wait_for(job, "FAILED")
     assert slurm.told(job, "%k") == "(null)"
 
 
 def test_a_job_that_may_not_be_requeued_says_why(slurm):
-    job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"), "--no-requeue")
+    job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2"), "--no-requeue")
     slurm.wait_for(job, "FAILED")
-    assert "the job is not requeued: reason=scontrol ended with exit status 1:" in slurm.output(job)
+    assert 'The job is not requeued: reason="scontrol ended with exit status 1:' in slurm.output(
+        job
+    )
     assert "goes back to its queue" not in slurm.output(job)
 
 

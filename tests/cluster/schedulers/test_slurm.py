@@ -53,7 +53,7 @@ def test_a_job_that_may_go_back_and_need_not_has_no_comment_of_ours(tmp_path, sc
 def test_outside_a_job_it_is_said_and_the_status_stays():
     ran = run("--slurm-comment", command=("sh", "-c", "exit 3"))
     assert ran.returncode == 3
-    assert "the job comment is not set: reason=SLURM_JOB_ID is not set" in ran.stderr
+    assert 'The job comment is not set: reason="SLURM_JOB_ID is not set"' in ran.stderr
 
 
 def test_a_comment_says_a_status_once_and_names_the_signal(tmp_path, scontrol):
@@ -67,7 +67,7 @@ def test_a_comment_says_a_status_once_and_names_the_signal(tmp_path, scontrol):
 
 def test_a_comment_that_slurm_refuses_is_told_with_what_it_said(tmp_path, scontrol):
     script = "echo 'Invalid job' >&2; exit 1"
-    reason = "reason=scontrol ended with exit status 1: Invalid job\n"
+    reason = 'reason="scontrol ended with exit status 1: Invalid job"\n'
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
     ran = run("--slurm-comment", command=("sh", "-c", "exit 3"), env=scontrol)
     assert ran.returncode == 3
@@ -96,14 +96,14 @@ def test_the_job_goes_back_only_where_slurm_took_it(tmp_path, scontrol, is_taken
     ran = run(
         "--slurm-requeue",
         "1",
-        "--max-relaunches",
-        "0",
+        "--max-attempts",
+        "1",
         command=(sys.executable, str(ENGINE)),
         env=scontrol,
     )
     assert ran.returncode == 1
-    assert ("requeuing the job: job=4711 restart=1" in ran.stderr) is is_taken
-    refused = "the job is not requeued: reason=scontrol ended with exit status 1: Requested operation is disabled"
+    assert ("Requeuing the job: job=4711 restart=1" in ran.stderr) is is_taken
+    refused = 'The job is not requeued: reason="scontrol ended with exit status 1: Requested operation is disabled'
     assert (refused in ran.stderr) is not is_taken
 
 

@@ -31,7 +31,7 @@ def test_memory_without_a_permitted_change_is_90():
 @each(
     "options",
     [
-        ("--max-relaunches", "0"),
+        ("--max-attempts", "1"),
         ("--dry-run",),
     ],
 )
@@ -66,7 +66,7 @@ def test_memory_that_others_hold_is_91(tmp_path):
         f"INFO 11-21 07:14:27 [core.py:58] Initializing a V1 LLM engine (v0.11.0) with config\n{HELD}\n"
     )
     fails = ("sh", "-c", f"cat {tmp_path / 'log'}; exit 1")
-    assert status("--exit-status", "by-cause", "--max-relaunches", "0", command=fails) == 91
+    assert status("--exit-status", "by-cause", "--max-attempts", "1", command=fails) == 91
 
 
 @each("code", [3, 137])

@@ -193,13 +193,13 @@ def test_a_full_disk_is_no_matter(monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(plugin.os, "write", full)
-    plugin._tell({"max_model_len": 7})
+    plugin.acknowledge({"max_model_len": 7})
 
 
 def test_an_acknowledgement_does_not_grow_for_ever(monkeypatch, tmp_path):
     (tmp_path / "told").write_bytes(b"x" * (1 << 20))
     monkeypatch.setenv(plugin.ACKNOWLEDGE, str(tmp_path / "told"))
-    plugin._tell({"max_model_len": 7})
+    plugin.acknowledge({"max_model_len": 7})
 
     assert (tmp_path / "told").stat().st_size == 1 << 20
 

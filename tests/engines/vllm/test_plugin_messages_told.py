@@ -83,7 +83,7 @@ def test_of_the_engine_s_own_command_only_what_vllm_logs_is_noted(tmp_path):
     launch = insight.watched(Launch(("env", "A=1", "vllm", "serve", "m")), tmp_path)
     assert (launch.argv, list(launch.env)) == (
         ("env", "A=1", "vllm", "serve", "m"),
-        [plugin.LOG_FILE],
+        [plugin.LOG_FILE, plugin.STEP_RECOVERY],
     )
 
 

@@ -10,6 +10,7 @@ which would drop a handler of ours.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -83,6 +84,12 @@ def start_sending(path: str | None = None) -> None:
             _sender.say({"limits": limits})
     except Exception:  # noqa: BLE001, S110 - an error here must not stop an engine's start
         pass
+
+
+def send_row(row: dict[str, Any]) -> None:
+    """Send a message of another module, if this process sends; never raises."""
+    with contextlib.suppress(Exception):
+        _sender.say(row)
 
 
 def stop_sending() -> None:

@@ -35,7 +35,7 @@ from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.start_attempt import RestartedEngine, RestartEngine, StartResult
 from oomguard.engines.vllm.environment import set_by_variable
-from oomguard.engines.vllm.in_process import message_sender
+from oomguard.engines.vllm.in_process import message_sender, step_recovery
 from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits
 from oomguard.engines.vllm.in_process.core_restart import (
     can_restart_core,
@@ -49,7 +49,7 @@ from oomguard.engines.vllm.in_process.message_receiver import (
     requests_in_last_step,
     segments_of,
 )
-from oomguard.engines.vllm.plugin import GROUP, LISTENER, fitting, is_plain
+from oomguard.engines.vllm.plugin import GROUP, LISTENER, STEP_RECOVERY, fitting, is_plain
 from oomguard.engines.vllm.plugin_messages import reported_arguments, settings_of
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
@@ -776,6 +776,8 @@ def _flush() -> None:
 
 
 _ALLOWED: Final = "VLLM_PLUGINS"
+# The variable of the option --step-recovery.
+_STEP_RECOVERY: Final = "OOMGUARD_STEP_RECOVERY"
 _PLUGIN: Final = "oomguard"
 _STDOUT = 1
 _STDERR = 2
@@ -953,7 +955,7 @@ def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
     try:
         listener.open()
         if listener.path is not None:
-            variables = {LISTENER: listener.path}
+            variables = {LISTENER: listener.path, STEP_RECOVERY: _recovers()}
             allowed = os.environ.get(_ALLOWED)
             if allowed is not None:  # join the user's allow-list, but never create one
                 variables[_ALLOWED] = ",".join(
@@ -961,6 +963,9 @@ def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
                 )
             before = {name: os.environ.get(name) for name in variables}
             os.environ.update(variables)
+            if variables[STEP_RECOVERY] == "1":
+                with contextlib.suppress(Exception):
+                    step_recovery.install()
             message_sender.mark_as_receiver()
             message_sender.start_sending(listener.path)
         else:
@@ -985,6 +990,14 @@ def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
         message_sender.stop_sending()
         if not listener.stays:
             listener.close()
+
+
+def _recovers() -> str:
+    """Return whether the engine survives a step that runs out of memory, as the plugin reads it."""
+    asked = os.environ.get(_STEP_RECOVERY, "1").strip().lower()
+    if asked in {"0", "false", "no", "off"}:
+        return "0"
+    return os.environ.get(STEP_RECOVERY, "1")
 
 
 def _is_installed() -> bool:

@@ -1,0 +1,171 @@
+"""Figure: a vLLM engine whose steps run out of memory at random moments, under eight clients: is it
+alive, did every other request finish with the same tokens, what did it cost.
+
+The real engine runs on the CPU, in each mode that the page of the docs names (support/step_engine.py
+raises the failures). Then the memory after many recoveries, and the throughput with the recovery
+in place and without, in turns. BENCH_RESUME=FOLDER keeps the modes that are done.
+"""
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from support.figure import conclude, skip
+from support.resume import Results
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = ROOT / ".venv-vllm"
+ENGINE = ROOT / "benchmarks" / "support" / "step_engine.py"
+LIMIT_S = 1500
+# Triton's interpreter is a hundred times slower than the first runner: fewer and shorter requests.
+SECOND_RUNNER = {"runner": 2, "requests": 10, "tokens": 8, "lengths": [20, 60], "rate": 0.04}
+MODES: dict[str, dict[str, Any]] = {
+    "first runner": {"failures": 35},
+    "asynchronous": {"failures": 30, "async": 1},
+    "no prefix caching": {"failures": 25, "arguments": {"enable_prefix_caching": False}},
+    "no chunked prefill": {"failures": 25, "arguments": {"enable_chunked_prefill": False}},
+    "structured output": {"failures": 20, "structured": 1},
+    "structured, asynchronous": {"failures": 20, "structured": 1, "async": 1},
+    "LoRA": {"failures": 20, "lora": 1},
+    "second runner": {"failures": 15, **SECOND_RUNNER},
+    "second runner, asynchronous": {"failures": 15, "async": 1, **SECOND_RUNNER},
+}
+LEAK = {"way": "leak", "failures": 1000}
+COST = {"way": "cost", "turns": 20}
+COST_GOAL_RATIO = 0.995
+PAUSE_GOAL_MS = 20.0
+WORST_GOAL_MS = 1000.0
+# Python's allocator keeps some; a leak of one step's tensors would be a hundred times as much.
+RSS_GOAL_BYTES = 32 << 20
+
+
+def run(folder: Path, mode: dict[str, Any]) -> dict[str, Any] | None:
+    """Run one engine; None if it ended without a result."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OOMGUARD_")}
+    env |= {"HF_HUB_OFFLINE": "1", "PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{env['PATH']}"}
+    ran = subprocess.run(
+        ["python", str(ENGINE), json.dumps(mode)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        print(ran.stderr[-2000:])
+        return None
+    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--resume", type=Path, help="file that keeps the modes that are done")
+    parser.add_argument("--only", nargs="*", help="only these modes, 'leak' or 'cost'")
+    asked = parser.parse_args()
+    if not (ENVIRONMENT / "ready").exists():
+        skip("no vLLM environment: run scripts/vllm-env")
+    work = {**MODES, "leak": LEAK, "cost": COST}
+    results = Results(asked.resume)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make = [str(ENVIRONMENT / "bin" / "python"), str(ROOT / "examples" / "make_tiny_model.py")]
+        subprocess.run([*make, "tiny"], cwd=folder, check=True, capture_output=True)
+        found = {}
+        for mode, values in work.items():
+            if asked.only and mode not in asked.only:
+                continue
+            found[mode] = results.kept(mode, functools.partial(run, folder, values))
+            print(shown(mode, found[mode]), flush=True)
+    is_met = [report(found), report_leak(found.get("leak")), report_cost(found.get("cost"))]
+    conclude("step recovery", met=all(is_met))
+
+
+def shown(mode: str, found: dict[str, Any] | None) -> str:
+    """Return a line on one mode."""
+    if found is None:
+        return f"{mode}: the engine did not survive"
+    if "equal" not in found:
+        return f"{mode}: done"
+    return (
+        f"{mode}: {found['failures']} failures, {found['recoveries']} recoveries, "
+        f"{found['finished']} of {found['requests']} others finished, {found['equal']} equal, "
+        f"{found['ended']} of {found['offenders']} offenders ended, {found['refused']} refused, "
+        f"{found['blocks_lost']} blocks lost"
+    )
+
+
+def report(found: dict[str, dict[str, Any] | None]) -> bool:
+    """Print the rows of the modes; return whether all goals are met."""
+    modes = {mode: found[mode] for mode in MODES if mode in found}
+    alive = [one for one in modes.values() if one is not None]
+    if not alive:
+        return not modes
+    names = ("failures", "finished", "requests", "equal", "offenders", "with_numbers", "refused")
+    total = {name: sum(one[name] for one in alive) for name in names}
+    took_ms = sorted(ms for one in alive for ms in one["took_ms"])
+    print(f"engines alive: {len(alive)} of {len(modes)}, after {total['failures']} failed steps")
+    print(f"other requests finished: {total['finished']} of {total['requests']} (goal: all)")
+    print(f"tokens equal: {total['equal']} of {total['requests']} (goal: all)")
+    print(
+        f"offenders that got their error with numbers: {total['with_numbers']} of "
+        f"{total['offenders']}; refused when sent again: {total['refused']} (goal: all)"
+    )
+    median_ms = statistics.median(took_ms)
+    print(
+        f"pause of a recovery beyond the recomputation: median {median_ms:.1f} ms, worst "
+        f"{took_ms[-1]:.0f} ms (goals: {PAUSE_GOAL_MS:g}, {WORST_GOAL_MS:g})"
+    )
+    return (
+        len(alive) == len(modes)
+        and total["finished"] == total["equal"] == total["requests"]
+        and total["with_numbers"] == total["refused"] == total["offenders"]
+        and median_ms <= PAUSE_GOAL_MS
+        and took_ms[-1] <= WORST_GOAL_MS
+    )
+
+
+def report_leak(found: dict[str, Any] | None) -> bool:
+    """Print the memory after many recoveries beside that after a tenth of them."""
+    if found is None:
+        return True
+    first, last = found["measured"]
+    more_bytes = last["rss"] - first["rss"]
+    print(
+        f"after {last['failures']} failed steps, compared with {first['failures']}: "
+        f"{last['free'] - first['free']:+d} free blocks, {more_bytes / 2**20:+.1f} MiB, "
+        f"{last['tensors'] - first['tensors']:+d} tensors, {found['requests_left']} requests kept"
+    )
+    return (
+        last["free"] == first["free"]
+        and more_bytes <= RSS_GOAL_BYTES
+        and last["tensors"] <= first["tensors"]
+        and found["requests_left"] == 0
+    )
+
+
+def report_cost(found: dict[str, Any] | None) -> bool:
+    """Print the throughput with the recovery in place, beside the plain engine in turns."""
+    if found is None:
+        return True
+    taken = found["taken"]
+    ratios = sorted(a / b for a, b in zip(taken["without"], taken["with"], strict=True))
+    ratio = statistics.median(ratios)
+    print(
+        f"throughput while nothing fails, beside the plain engine in {len(ratios)} turns: "
+        f"{ratio:.4f} (goal: {COST_GOAL_RATIO}; quartiles {ratios[len(ratios) // 4]:.4f}, "
+        f"{ratios[3 * len(ratios) // 4]:.4f})"
+    )
+    return ratio >= COST_GOAL_RATIO
+
+
+if __name__ == "__main__":
+    sys.exit(main())
