@@ -193,10 +193,17 @@ class Restrictions:
         self.left_out.append((name, why))
 
 
+_RENAMED: Final = {
+    "max_relaunches": "write max_attempts, which also counts the first attempt",
+}
+
+
 def suggest_option(name: str, options: Collection[str]) -> str:
     """Suggest the option nearest to an unknown name, or list all options."""
     import difflib
 
+    if name in _RENAMED:
+        return _RENAMED[name]
     near = difflib.get_close_matches(name[:_MAX_CHARS], options, n=1)
     if near:
         return f"did you mean {near[0]!r}?"

@@ -19,7 +19,7 @@ def test_one_rank_fails_and_all_start_again_with_the_same_patch_and_rank_0_tells
     assert job.lengths() == [[32768, 1792]] * 3
     assert not list(job.folder.glob(".oomguard*"))
     errors = [errors for _, _, errors in ended]
-    panels = [sum(line.startswith("╭") for line in text.splitlines()) for text in errors]
+    panels = [sum(line.startswith("oomguard[") for line in text.splitlines()) for text in errors]
     assert panels == [1, 0, 0]
     assert "rank 2: EngineCore pid=2" in errors[0]
     assert "note: first: rank 2" in errors[0]
