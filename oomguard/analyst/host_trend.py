@@ -28,8 +28,8 @@ SAMPLE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 # The first minutes load weights, compile and fill caches.
 _WARM_UP_S: Final = 1800.0
-_WINDOWS_S: Final = (3 * _HOUR_S, 6 * _HOUR_S, 12 * _HOUR_S)
-_MOST_SAMPLES: Final = 720
+_WINDOWS_S: Final = (3 * _HOUR_S, 6 * _HOUR_S, 12 * _HOUR_S, 24 * _HOUR_S)
+_MOST_SAMPLES: Final = 1440
 # Of each part of a window the least counts, so short peaks do not.
 _PARTS: Final = 16
 # A forecast reaches as far as the time in which the growth was seen.
@@ -205,7 +205,7 @@ class HostTrend:
 
     def _watch(self, over: threading.Event) -> None:
         memory = self.memory or HostMemory()
-        watched = _Attempt()
+        watched = Growth()
         while not over.wait(SAMPLE_S):
             sample = read_sample(memory, self.root)
             if sample is None:
@@ -216,7 +216,7 @@ class HostTrend:
                 get_logger().warning(line)
 
 
-class _Attempt:
+class Growth:
     """Hold the trends of one attempt, and the processes of the samples that they begin with."""
 
     def __init__(self) -> None:

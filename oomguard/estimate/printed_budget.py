@@ -95,7 +95,7 @@ def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
 
 def _sentences(facts: dict[str, Fact], *, is_waking: bool) -> list[str]:
     """Return sentences about the freed, the remaining and the newly used memory."""
-    sentences: list[str] = []
+    sentences = _first_failed(facts)
     freed = facts.get("sleep_freed_bytes")
     used = facts.get("sleep_used_bytes")
     needed = facts.get("wake_needed_bytes") or freed
@@ -106,7 +106,6 @@ def _sentences(facts: dict[str, Fact], *, is_waking: bool) -> list[str]:
         )
     if each is not None and " " in str(each.value):
         sentences.append(f"After each sleep {each.value} GiB stayed in use.")
-    sentences += _first_failed(facts)
     if needed is None or not is_waking:
         return sentences
     if needed is not freed:

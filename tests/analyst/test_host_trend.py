@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from oomguard.analyst.host_trend import Sample, Trend, _Attempt, in_words, own_bytes
+from oomguard.analyst.host_trend import Growth, Sample, Trend, in_words, own_bytes
 from oomguard.supervisor.host_memory import GIB, Level
 
 HOUR_S = 3600
@@ -13,7 +13,7 @@ LIMIT = 64 * GIB
 
 def lines_of(part_by_hour, hours: int) -> list[tuple[int, str]]:
     """The lines of one process whose memory follows a function of the hours, every ten minutes."""
-    watched = _Attempt()
+    watched = Growth()
     found = []
     for minute in range(0, hours * 60, 10):
         used = round(part_by_hour(minute / 60) * LIMIT)
@@ -43,7 +43,7 @@ def test_growth_that_ends_is_no_alarm():
 
 
 def test_growth_of_others_is_no_alarm():
-    watched = _Attempt()
+    watched = Growth()
     for minute in range(0, 38 * 60, 10):
         used = round((0.2 + 0.02 * minute / 60) * LIMIT)
         sample = Sample(Level("limit", LIMIT, LIMIT - used), used, {1: GIB})
