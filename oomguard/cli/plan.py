@@ -12,6 +12,7 @@ from oomguard.cli.command import Command
 from oomguard.cli.options import (
     Count,
     F,
+    SizeText,
     add_options,
     color_option,
     console_of,
@@ -19,7 +20,7 @@ from oomguard.cli.options import (
     option,
 )
 from oomguard.core.errors import SettingError, UsageError, exit_status_of
-from oomguard.core.facts import GIB
+from oomguard.core.facts import GIB, parse_size
 from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
