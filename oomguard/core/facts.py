@@ -517,6 +517,8 @@ def _specs() -> dict[str, FactSpec]:
             "limit of an engine process's private memory, from ulimit -d",
         ),
         ("host_total_bytes", "int", "total memory of the host"),
+        ("host_requested_bytes", "int", "host memory that the container or job asked for"),
+        ("host_peak_bytes", "int", "most host memory that the unit or job had"),
         ("host_reserve_bytes", "int", "host memory that oomguard keeps free"),
         ("host_room_bytes", "int", "host memory that the command may use above the reserve"),
         ("host_growth_bytes", "int", "growth of the host memory in use, per second"),
