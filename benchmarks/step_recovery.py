@@ -33,12 +33,12 @@ MODES: dict[str, dict[str, Any]] = {
     "no chunked prefill": {"failures": 25, "arguments": {"enable_chunked_prefill": False}},
     "structured output": {"failures": 20, "structured": 1},
     "structured, asynchronous": {"failures": 20, "structured": 1, "async": 1},
-    "LoRA": {"failures": 20, "lora": 1},
+    "LoRA": {"failures": 15, "lora": 1, "requests": 20},
     "second runner": {"failures": 15, **SECOND_RUNNER},
     "second runner, asynchronous": {"failures": 15, "async": 1, **SECOND_RUNNER},
 }
-LEAK = {"way": "leak", "failures": 1000}
-COST = {"way": "cost", "turns": 20}
+LEAK = {"way": "leak", "failures": 1000, "lengths": [20, 60], "tokens": 8}
+COST = {"way": "cost", "turns": 12, "lengths": [20, 200], "tokens": 32}
 COST_GOAL_RATIO = 0.995
 PAUSE_GOAL_MS = 20.0
 WORST_GOAL_MS = 1000.0
@@ -156,15 +156,17 @@ def report_cost(found: dict[str, Any] | None) -> bool:
     """Print the throughput with the recovery in place, beside the plain engine in turns."""
     if found is None:
         return True
-    taken = found["taken"]
-    ratios = sorted(a / b for a, b in zip(taken["without"], taken["with"], strict=True))
-    ratio = statistics.median(ratios)
-    print(
-        f"throughput while nothing fails, beside the plain engine in {len(ratios)} turns: "
-        f"{ratio:.4f} (goal: {COST_GOAL_RATIO}; quartiles {ratios[len(ratios) // 4]:.4f}, "
-        f"{ratios[3 * len(ratios) // 4]:.4f})"
-    )
-    return ratio >= COST_GOAL_RATIO
+    medians = []
+    for key, what in (("taken", "clock"), ("busy", "processor")):
+        taken = found[key]
+        ratios = sorted(a / b for a, b in zip(taken["without"], taken["with"], strict=True))
+        medians.append(statistics.median(ratios))
+        print(
+            f"throughput while nothing fails, beside the plain engine in {len(ratios)} turns, by "
+            f"the {what}: {medians[-1]:.4f} (goal: {COST_GOAL_RATIO}; quartiles "
+            f"{ratios[len(ratios) // 4]:.4f}, {ratios[3 * len(ratios) // 4]:.4f})"
+        )
+    return medians[0] >= COST_GOAL_RATIO
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ def main() -> None:
     if sys.argv[1:2] == ["run"] and "--" in words[:-1]:
         at = words.index("--")
         command = words[at + 1 :]
-        # Whatever is wrong with oomguard, the command runs.
+        # Whatever is wrong with oomguard, the command runs. The alarm starts it if oomguard is not
+        # ready to supervise it in time.
         try:
-            _arm(command)
+            _before.append(_signal.signal(_signal.SIGALRM, lambda *_: sys.exit(_become(command))))
+            _signal.setitimer(_signal.ITIMER_REAL, _START_S)
             status = _supervised(words[:at], command)
         except KeyboardInterrupt:
             raise SystemExit(130) from None
@@ -71,12 +73,6 @@ def _become(command: list[str]) -> int:
         return 127
     except (OSError, ValueError):
         return 126
-
-
-def _arm(command: list[str]) -> None:
-    """Become the command where oomguard does not come so far as to supervise it in time."""
-    _before.append(_signal.signal(_signal.SIGALRM, lambda *_: sys.exit(_become(command))))
-    _signal.setitimer(_signal.ITIMER_REAL, _START_S)
 
 
 def _disarm() -> None:

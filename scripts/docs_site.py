@@ -84,12 +84,21 @@ def cli_page() -> str:
     for name, command, context in every_command():
         usage = " ".join(command.collect_usage_pieces(context))
         lines += [f"## `{name}`", "", f"```text\n{name} {usage}\n```", "", help_text(command), ""]
-        lines += ["| option | meaning |", "|---|---|"]
+        if example := getattr(command, "example", ""):
+            lines += [f"Example: `{example}`", ""]
+        common = getattr(command, "common", ())
+        groups: dict[str, list[str]] = {"Common": []}
         for parameter in command.get_params(context):
             record = parameter.get_help_record(context)
             if record is not None and record[1]:
-                lines.append(f"| {code_cell(record[0])} | {cell(record[1])} |")
-        lines.append("")
+                row = f"| {code_cell(record[0])} | {cell(record[1])} |"
+                group = getattr(parameter, "group", "Output and help")
+                if parameter.name in common:
+                    group = "Common"
+                groups.setdefault(group, []).append(row)
+        for group, rows in groups.items():
+            if rows:
+                lines += [f"**{group}**", "", "| option | meaning |", "|---|---|", *rows, ""]
     return "\n".join(lines)
 
 
@@ -330,9 +339,9 @@ def navigation(entry: Any, section: str = "") -> Iterator[tuple[str, str, str]]:
             yield from navigation(value, title)
 
 
-def summary(path: Path) -> str:
+def summary(page: str) -> str:
     """Return the first whole sentence of a page that is neither a heading nor code."""
-    text = re.sub(r"^(```+).*?^\1$|<!--.*?-->", "", path.read_text("utf-8"), flags=re.M | re.S)
+    text = re.sub(r"^(```+).*?^\1$|<!--.*?-->", "", page, flags=re.M | re.S)
     for paragraph in re.split(r"\n\s*\n", text):
         line = " ".join(paragraph.split())
         if line and line[0] not in "#|-<":
@@ -347,12 +356,14 @@ def llms_text() -> str:
     """Return llms.txt: what oomguard is, and each page of the navigation with one sentence."""
     project = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
     lines = [f"# {project['site_name']}", "", f"> {project['site_description']}", ""]
+    made = reference_pages()
     last = None
     for section, title, page in navigation(project["nav"]):
         if section != last:
             lines += ["", f"## {section or 'Start'}", ""]
             last = section
-        lines.append(f"- [{title}]({page}): {summary(DOCS / page)}")
+        text = made.get(page) or (DOCS / page).read_text(encoding="utf-8")
+        lines.append(f"- [{title}]({page}): {summary(text)}")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
 

@@ -195,7 +195,7 @@ def as_usage_error(error: click.ClickException) -> UsageError:
         name = error.param.metavar or error.param.human_readable_name
         return UsageError(f"{_short(ctx)} needs {name.strip('[]')}", hint=hint)
     if isinstance(error, click.BadParameter) and error.param is not None:
-        name = _name_of(error.param, ctx)
+        name = _name_of(error.param)
         if isinstance(error.param.type, click.Path):
             message = f"{_plain(error.message)} (for {name})"
         else:
@@ -237,15 +237,8 @@ def _option_named(ctx: click.Context, name: str) -> click.Parameter | None:
     return None
 
 
-def _name_of(param: click.Parameter, ctx: click.Context | None = None) -> str:
-    """Return what the user wrote: an option, a variable, a file's key or an argument."""
-    sources = click.core.ParameterSource
-    if ctx is not None and param.name is not None:
-        source = ctx.get_parameter_source(param.name)
-        if source is sources.ENVIRONMENT and isinstance(param.envvar, str):
-            return param.envvar
-        if source is sources.DEFAULT_MAP:
-            return f"{max(param.opts, key=len)} in a configuration file"
+def _name_of(param: click.Parameter) -> str:
+    """Return the name of an option or an argument."""
     if isinstance(param, click.Option):
         return max(param.opts, key=len)
     return (param.metavar or param.human_readable_name).strip("[]")

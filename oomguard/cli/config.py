@@ -71,7 +71,10 @@ class Restrictions:
             self._option(key.replace("-", "_"), value)
 
     def _option(self, name: str, value: Any) -> None:
-        if name not in self._options:
+        # An old limit must not be lost: version 0.1 counted the attempts after the first.
+        if name == "max_relaunches" and type(value) is int:
+            self._option("max_attempts", value + 1)
+        elif name not in self._options:
             self._leave(name[:_MAX_CHARS], f"unknown option, {suggest_option(name, self._options)}")
         elif name == "allow":
             self._allow(value)
@@ -193,10 +196,17 @@ class Restrictions:
         self.left_out.append((name, why))
 
 
+_RENAMED: Final = {
+    "max_relaunches": "write max_attempts, which also counts the first attempt",
+}
+
+
 def suggest_option(name: str, options: Collection[str]) -> str:
     """Suggest the option nearest to an unknown name, or list all options."""
     import difflib
 
+    if name in _RENAMED:
+        return _RENAMED[name]
     near = difflib.get_close_matches(name[:_MAX_CHARS], options, n=1)
     if near:
         return f"did you mean {near[0]!r}?"

@@ -255,7 +255,7 @@ def _summary_option(function: F) -> F:
     "-v",
     "--verbose",
     is_flag=True,
-    help="Also print effective settings and facts with their sources.",
+    help="Print every failure, cause and option in full, with all settings and facts.",
 )
 @color_option
 @click.pass_context

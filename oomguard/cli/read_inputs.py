@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,10 @@ BIG_BYTES: Final = 64 << 20
 PRINT_S: Final = 0.1
 
 
+# A panel begins so, after the escapes of colors. A blank line separates it from other texts.
+_PANEL: Final = re.compile(r"(?:\x1b\[[\d;]*m)*oomguard(?:\[|: \d+ failures)")
+
+
 class ReadingProgress:
     """Show a progress bar over ``total_bytes`` of ``files`` inputs on a terminal.
 
@@ -260,6 +265,8 @@ class ReadingProgress:
         self._write = write
         self._same_screen = self.shown and sys.stdout is not None and sys.stdout.isatty()
         self._pending: list[str] = []
+        # whether the last text was a panel; None before the first text
+        self._was_panel: bool | None = None
         self._printed_s = time.monotonic()
         if self.shown:
             from rich.console import Console
@@ -305,6 +312,11 @@ class ReadingProgress:
         self._done += 1
         if self.shown:
             self._progress.update(self._task, description=self._words())
+        is_panel = _PANEL.match(text) is not None
+        if text and self._was_panel is not None and (is_panel or self._was_panel):
+            text = f"\n{text}"
+        if text:
+            self._was_panel = is_panel
         if self._same_screen:
             self._pending.append(text)
             self._print_pending()

@@ -21,7 +21,7 @@ def event_line(event: str, fields: Mapping[str, object]) -> str:
         'oomguard: Retrying: rows="64 -> 36" attempt=2'
     """
     sentence = event.removesuffix(".")
-    first = sentence.split(" ", 1)[0].rstrip(",;:.")
+    first = (sentence.split(None, 1) or [""])[0].rstrip(",;:.")
     # a name such as "vLLM" or "max_model_len" stays as it is
     if first.isalpha() and first.islower() and first != "oomguard":
         sentence = sentence[0].upper() + sentence[1:]
@@ -42,6 +42,8 @@ def _quoted(value: object) -> str:
     text = str(value)
     if text and not set(text) & set(' \t\n"='):
         return text
+    if '"' in text and "'" not in text:
+        return f"'{text}'"
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

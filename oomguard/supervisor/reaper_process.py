@@ -212,6 +212,7 @@ class RepeatedSignal:
 # The kernel and kill() reach the members of a group within microseconds; on a busy machine it may
 # take longer.
 _LATE_S: Final = 0.05
+_LATEST_S: Final = 1.0
 # A signal that we never checked, because it merged with another one in oomguard, must not match a
 # later one.
 _FORGOTTEN_S: Final = 2.0
@@ -277,6 +278,11 @@ class SignalSentinel:
             if by_key:
                 return True
             if not self._read(max(0.0, deadline - time.monotonic())):
+                # On a busy machine the process may not have run since the signal came.
+                is_early = time.monotonic() - came_s < _LATEST_S
+                if is_early and tree.is_busy_with(self.pid, number):
+                    deadline = time.monotonic() + _LATE_S
+                    continue
                 self._looked_s = time.monotonic()
                 had_s = self._had.get((number, code, sender))
                 return had_s is not None and came_s - had_s < _LATE_S and waits_once(number)

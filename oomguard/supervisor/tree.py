@@ -155,6 +155,17 @@ def heeds(pid: int, number: int) -> bool:
         return False
 
 
+def is_busy_with(pid: int, number: int) -> bool:
+    """Return whether a process runs, or sleeps although a signal waits for it."""
+    try:
+        text = _entry(pid, "status")
+        state = text.partition(b"\nState:")[2].split(None, 1)[0]
+        waiting = int(text.partition(b"\nShdPnd:")[2].split(None, 1)[0], 16)
+    except (OSError, IndexError, ValueError):
+        return False
+    return state == b"R" or (state == b"S" and bool(waiting >> (number - 1) & 1))
+
+
 def parent(pid: int) -> int | None:
     """Return a process's parent; None if it is gone or unreadable."""
     state, number = _state(pid)

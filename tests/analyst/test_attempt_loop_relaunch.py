@@ -48,10 +48,8 @@ def test_what_the_user_set_is_not_lowered_without_permission():
     ran = run(engine=("--max-model-len", "32768"))
     assert ran.returncode == 1
     assert "RESULT" not in ran.stdout
-    assert "you set it: --allow reduces-capacity permits it" in ran.stderr
-    assert (
-        len([line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]) == 1
-    )  # the cause, shown once
+    assert "you set it: --allow reduces-capacity permits it" in " ".join(ran.stderr.split())
+    assert ran.stderr.count("oomguard[OG201]: ") == 1  # the cause, shown once
     assert "engine_dead" not in ran.stderr
     assert '"max_model_len": 1792' in ran.stderr
 
@@ -88,8 +86,8 @@ def test_a_pinned_setting_stays():
     assert ran.returncode == 1
     assert "pinned" in ran.stderr
     # No command with it stands ready to be pasted.
-    lines = [line for line in ran.stderr.splitlines() if not line.startswith(("│", "╭", "╰"))]
-    assert not [line for line in lines if "1792" in line]
+    assert "max-model-len 1792" not in ran.stderr
+    assert '"max_model_len": 1792' not in ran.stderr
 
 
 def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
@@ -185,7 +183,7 @@ def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_aga
     assert ran.returncode == 5
     assert (tmp_path / "runs").read_text() == "run\n"
     assert "CUDA out of memory" in ran.stderr
-    assert "No signature matches its wording" in ran.stderr
+    assert "No signature matches its wording" in " ".join(ran.stderr.split())
 
 
 def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
@@ -214,7 +212,7 @@ def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
 
     assert ran.returncode == 1
     assert (
-        "The command ended with an exception without memory failure: exception=FileNotFoundError"
+        'The command ended with an exception without memory failure: exception="FileNotFoundError'
         in ran.stderr
     )
     assert "OutOfMemory" not in ran.stderr.replace(code, "")

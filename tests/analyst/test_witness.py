@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
 from oomguard.supervisor.reaper_process import SignalSentinel
+from oomguard.supervisor.tree import is_busy_with
 from support.supervising import wait_for
 
 SENT_BY_KILL = 0  # SI_USER
@@ -59,3 +61,22 @@ def test_one_to_oomguard_and_one_to_its_group_in_the_same_moment_are_one(witness
             assert not witness.had(int(number), SENT_BY_KILL, os.getpid(), came_s + 1)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_process_that_has_not_handled_its_signal_yet_is_busy():
+    """A sentinel that a busy machine has not run yet is waited for."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        process = subprocess.Popen(["sleep", "3600"])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        assert wait_for(lambda: not is_busy_with(process.pid, signal.SIGUSR1))
+        process.send_signal(signal.SIGUSR1)
+        for _ in range(3):
+            assert is_busy_with(process.pid, signal.SIGUSR1)
+        assert not is_busy_with(process.pid, signal.SIGUSR2)
+    finally:
+        process.kill()
+        process.wait()
+    assert not is_busy_with(process.pid, signal.SIGUSR1)

@@ -102,6 +102,10 @@ def test_what_a_stranger_s_table_raises_is_left_out_with_the_reason(project, opt
     assert why in left_out(found)[option]
 
 
+def test_an_old_limit_of_relaunches_still_restricts(project):
+    assert read(project, "max-relaunches = 0").options == {"max_attempts": 1}
+
+
 @each("option", OPTIONS)
 def test_no_option_of_a_stranger_s_table_ends_a_command(project, option):
     for value in (
@@ -215,6 +219,7 @@ def test_the_user_s_own_file_may_raise_and_the_table_restricts_that(project, own
     ("own", "said"),
     [
         ("formt = 'json'", "did you mean 'format'?"),
+        ("max_relaunches = 3", "write max_attempts"),
         ("report = ['a']", "report must be text"),
         ("deadline = true", "deadline must be a time"),
         ("hang_after = 'soon'", "hang_after must be a time such as 30m"),
@@ -232,10 +237,10 @@ def test_a_mistake_in_the_user_s_own_file_is_told_as_one_in_a_flag_is(project, o
 
 def test_a_wrong_value_is_reported_with_its_file_and_its_key(project):
     for own, key, said in (
-        ("max_relaunches = -3", "max_relaunches", "-3 is not in the range"),
+        ("max_attempts = -3", "max_attempts", "-3 is not a whole number"),
         ("allow = 'everything'", "allow", "'everything' is not one of"),
         ("pin = ['no_such']", "pin", "unknown setting: no_such"),
-        ("min = { max_model_len = 'x' }", "min", "max_model_len is int"),
+        ("min = { max_model_len = 'x' }", "min", "max_model_len must be"),
         ("report = 'r.txt'", "report", "unknown format"),
         ("rules = '/no/such'", "rules", "is not a folder"),
         ("rank = 5\nworld_size = 2", "rank", "too high"),
@@ -249,10 +254,10 @@ def test_a_wrong_value_is_reported_with_its_file_and_its_key(project):
 
 
 def test_a_wrong_value_is_reported_with_its_variable(project, monkeypatch):
-    monkeypatch.setenv("OOMGUARD_MAX_RELAUNCHES", "abc")
+    monkeypatch.setenv("OOMGUARD_MAX_ATTEMPTS", "abc")
     ran = run(project)
     assert ran.returncode == 2
-    assert "OOMGUARD_MAX_RELAUNCHES: 'abc'" in ran.stderr
+    assert "OOMGUARD_MAX_ATTEMPTS: 'abc'" in ran.stderr
 
 
 def test_the_user_s_own_file_lies_in_the_folder_that_xdg_names(monkeypatch, tmp_path):

@@ -555,3 +555,13 @@ def test_a_hostile_pickle_is_told_after_all_the_rest_and_runs_nothing(log, tmp_p
         b"b.pickle: not read as an allocation snapshot: it would import posix.system" in ran.stderr
     )
     assert not (tmp_path / "marker").exists()
+
+
+def test_panels_of_several_logs_have_a_blank_line_between_them(tmp_path, log):
+    fine = tmp_path / "fine.log"
+    fine.write_text("all is well\n")
+    text = diagnose(str(log), str(log), str(fine), str(fine)).stdout.decode()
+
+    panels = text.split("\n\noomguard[OG201]: ")
+    assert len(panels) == 2
+    assert text.endswith(f"\n\n{fine}: no memory failure found\n{fine}: no memory failure found\n")

@@ -15,7 +15,8 @@ def test_a_line_is_a_sentence_and_then_its_fields():
         ("retrying", {"rows": "64 -> 36"}, 'oomguard: Retrying: rows="64 -> 36"'),
         ("vLLM starts again", {"why": None}, "oomguard: vLLM starts again"),
         ("max_model_len is set", {"text": ""}, 'oomguard: max_model_len is set: text=""'),
-        ("one\ntwo", {"text": 'a "b"\n'}, 'oomguard: one\\ntwo: text="a \\"b\\"\\n"'),
+        ("one\ntwo", {"text": 'a "b"\n'}, "oomguard: One\\ntwo: text='a \"b\"\\n'"),
+        ("one", {"text": 'it\'s "b"'}, 'oomguard: One: text="it\'s \\"b\\""'),
         (
             "to run it",
             {"command": "vllm serve 'a b'", "rank": 0},

@@ -95,7 +95,6 @@ def test_every_page_of_the_site_is_in_its_navigation():
 
 
 def test_llms_txt_has_a_sentence_for_each_page():
-    docs_site.write_reference()
     for line in docs_site.llms_text().splitlines():
         if "](how-to/" in line or "](explanation/" in line:
             assert re.search(r"\.md\): .{20,}", line), line

@@ -222,7 +222,7 @@ def test_results_of_another_identity_are_never_taken_and_are_counted(store, uppe
         results = oomguard.map(upper, ["a", "b"], store=store, identity={"model": "two", "seed": 0})
     assert upper.computed == ["a", "b", "a", "b"]
     assert results.other_results == 2
-    assert "others 2, differs model one -> two" in caplog.text
+    assert 'others=2 differs="model one -> two"' in caplog.text
 
 
 def test_the_values_in_which_identities_differ_are_both_named(subtests, tmp_path, upper, caplog):
@@ -238,7 +238,7 @@ def test_the_values_in_which_identities_differ_are_both_named(subtests, tmp_path
             upper.batches.clear()
             oomguard.map(upper, ["a"], store=store, identity=first)
             oomguard.map(upper, ["a"], store=store, identity=second)
-            assert f"others 1, differs {told}" in caplog.text
+            assert f'others=1 differs="{told}"' in caplog.text
             assert upper.computed == ["a", "a"]
 
 

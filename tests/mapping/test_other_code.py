@@ -8,7 +8,7 @@ import textwrap
 import oomguard
 
 SAID = {"model": "org/name"}
-MESSAGE = "other code computed stored results of this identity"
+MESSAGE = "Other code computed stored results of this identity"
 
 
 def module(name, body):
@@ -117,7 +117,7 @@ def test_an_edited_function_goes_on_with_its_results_and_is_told(store, caplog):
         "extract"
     ]
     assert results(other, store) == [2, 4]
-    assert f"{MESSAGE}: results 2, differs FACTOR 2 -> (not given); the code of fn" in caplog.text
+    assert f'{MESSAGE}: results=2 differs="FACTOR 2 -> (not given); the code of fn' in caplog.text
     caplog.clear()
     assert results(other, store, version=2) == [-1, -2]
     assert MESSAGE not in caplog.text
@@ -126,7 +126,7 @@ def test_an_edited_function_goes_on_with_its_results_and_is_told(store, caplog):
 def test_a_number_of_its_module_that_changed_is_told(store, caplog):
     results(extract(), store)
     results(extract(factor=3), store)
-    assert f"{MESSAGE}: results 2, differs FACTOR 2 -> 3" in caplog.text
+    assert f'{MESSAGE}: results=2 differs="FACTOR 2 -> 3' in caplog.text
 
 
 def test_results_of_two_codes_are_told_to_both(store, caplog):
@@ -134,7 +134,7 @@ def test_results_of_two_codes_are_told_to_both(store, caplog):
     oomguard.map(extract(factor=3), [3], store=store, identity=SAID)
     caplog.clear()
     results(extract(), store)
-    assert "differs FACTOR 3 -> 2" in caplog.text
+    assert 'differs="FACTOR 3 -> 2' in caplog.text
 
 
 def test_another_docstring_and_other_lines_are_not_told(store, caplog):
@@ -189,7 +189,7 @@ def test_what_is_said_by_a_name_stands_in_the_place_of_the_value_that_is_closed_
     assert caplog.text == ""
     results(on("cuda:0"), store, device=0)
     results(on("cuda:1"), store, device=0)
-    assert f"{MESSAGE}: results 2, differs device cuda:0 -> cuda:1" in caplog.text
+    assert f'{MESSAGE}: results=2 differs="device cuda:0 -> cuda:1' in caplog.text
 
 
 def test_a_changed_number_of_an_object_is_told(store, caplog):
@@ -202,4 +202,4 @@ def test_a_changed_number_of_an_object_is_told(store, caplog):
 
     results(Scaled(2).run, store)
     results(Scaled(3).run, store)
-    assert f"{MESSAGE}: results 2, differs self.factor 2 -> 3" in caplog.text
+    assert f'{MESSAGE}: results=2 differs="self.factor 2 -> 3' in caplog.text

@@ -63,7 +63,7 @@ def test_by_default_the_run_ends_with_the_childs_status_and_is_not_repeated(refu
 
 
 def test_the_childs_cause_is_shown_once(refused):
-    assert sum(line.startswith("╭") for line in refused.stderr.splitlines()) == 1
+    assert sum(line.startswith("oomguard[") for line in refused.stderr.splitlines()) == 1
     assert "engine_dead" not in refused.stderr
     assert refused.stderr.count("Why:") == 1
 

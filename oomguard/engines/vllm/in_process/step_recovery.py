@@ -266,6 +266,12 @@ def why_not(core: Any) -> str | None:
         return f"it has its own scheduler, {scheduler.__name__}"
     if getattr(config.model_config, "is_encoder_decoder", False):
         return "its model is an encoder-decoder"
+    if getattr(config.model_config, "runner_type", "generate") != "generate":
+        return "its model does not generate text"
+    if getattr(core.scheduler, "need_mamba_block_aligned_split", False):
+        return "its layers with a state need steps of whole blocks"
+    if getattr(getattr(config, "scheduler_config", None), "disable_chunked_mm_input", False):
+        return "its images cannot be computed in parts"
     for row in relied_on()["uses"]:
         if row["owner"] not in {"Scheduler", "EngineCore"}:
             continue
@@ -571,22 +577,19 @@ class StepRecovery:
         failure = here or answer[0]
         if failure is None or not failure["is_oom"]:
             return None
-        failed = dropped[0]
         requests = self._scheduler.requests
+        # A request may have been aborted while its step ran.
+        tokens = {n: t for n, t in dropped[0].num_scheduled_tokens.items() if n in requests}
         step = FailedStep(
-            dict(failed.num_scheduled_tokens),
-            {
-                name
-                for name in failed.num_scheduled_tokens
-                if name in requests and not requests[name].output_token_ids
-            },
+            tokens,
+            {name for name in tokens if not requests[name].output_token_ids},
             failure["tried_bytes"],
             self._was_alone and len(dropped) == 1,
             self._can_split,
         )
-        decision = self._budget.fail(step, time.monotonic())
-        if not self._can_end(decision.offender):
-            return None
+        decision = Decision(self._budget.current_tokens)
+        if tokens:
+            decision = self._budget.fail(step, time.monotonic())
         if decision.gives_up and (decision.offender is None or not self._works()):
             return None
         rolled_back = self._roll_back(dropped)
@@ -605,23 +608,20 @@ class StepRecovery:
         return outputs
 
     def _can_drop(self, dropped: list[Any]) -> bool:
-        """Return whether the requests of these steps can be computed again."""
+        """Return whether the requests of these steps can be computed again.
+
+        Not if a request came in several messages, or has images, which the worker keeps too.
+        """
         for step in dropped:
+            if step.scheduled_encoder_inputs or step.free_encoder_mm_hashes:
+                return False
             for name in step.num_scheduled_tokens:
                 request = self._scheduler.requests.get(name)
-                if request is not None and getattr(request, "resumable", False):
-                    return False  # its parts came in several messages
-            if step.scheduled_encoder_inputs and not hasattr(
-                self._scheduler, "reset_encoder_cache"
-            ):
-                return False
+                if request is None:
+                    continue
+                if getattr(request, "resumable", False) or getattr(request, "mm_features", None):
+                    return False
         return True
-
-    def _can_end(self, name: str | None) -> bool:
-        """Return whether an error can be reported for this request; not for a pooling request."""
-        if name is None:
-            return True
-        return self._scheduler.requests[name].sampling_params is not None
 
     def _works(self) -> bool:
         """Return whether the engine can run one token: then its requests do not fit, not it."""
@@ -683,9 +683,6 @@ class StepRecovery:
             if hasattr(scheduler, "reset_preempted_req_ids"):
                 scheduler.reset_preempted_req_ids |= step.preempted_req_ids or set()
         scheduler.prev_step_scheduled_req_ids.clear()
-        if any(step.scheduled_encoder_inputs or step.free_encoder_mm_hashes for step in dropped):
-            scheduler.reset_encoder_cache()
-            self._core.model_executor.reset_encoder_cache()
         return len(gone)
 
     def _forget_blocks(self, requests: list[Any], dropped: list[Any]) -> bool:
