@@ -14,7 +14,7 @@ from oomguard.engines.vllm.in_process import core_client
 from oomguard.engines.vllm.in_process.start import FREED
 from oomguard.engines.vllm.in_process.step_recovery import relied_on
 from oomguard.engines.vllm.package import parsed
-from oomguard.engines.vllm.starts import WATCHED
+from oomguard.engines.vllm.watched_starts import WATCHED
 from support.vllm_names import defines
 from support.vllm_printed import Looked, text_row
 from support.vllm_rows import Row, is_in, presence

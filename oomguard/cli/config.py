@@ -71,7 +71,10 @@ class Restrictions:
             self._option(key.replace("-", "_"), value)
 
     def _option(self, name: str, value: Any) -> None:
-        if name not in self._options:
+        # An old limit must not be lost: version 0.1 counted the attempts after the first.
+        if name == "max_relaunches" and type(value) is int:
+            self._option("max_attempts", value + 1)
+        elif name not in self._options:
             self._leave(name[:_MAX_CHARS], f"unknown option, {suggest_option(name, self._options)}")
         elif name == "allow":
             self._allow(value)

@@ -40,8 +40,13 @@ def command(words: tuple[str, ...], rules: tuple[str, ...], color: str) -> int:
     width = min(out.width, _MAX_COLUMNS)
     if out.is_terminal and out.encoding.lower().startswith("utf"):
         from rich.markdown import Markdown
+        from rich.theme import Theme
 
-        out.print(Markdown(page), width=width)
+        # readable on light and dark terminals: no color, and no background of its own
+        title, _, rest = page.partition("\n")
+        shown = f"**{title.removeprefix('# ')}**\n{rest}"
+        with out.use_theme(Theme({"markdown.code": "bold"})):
+            out.print(Markdown(shown, code_theme="ansi_dark"), width=width)
         return 0
     encoding = out.encoding or "utf-8"
     for line in page.split("\n"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,19 +12,19 @@ from oomguard.cli.command import Command
 from oomguard.cli.options import (
     Count,
     F,
-    SizeText,
     add_options,
     color_option,
     console_of,
     format_option,
     option,
 )
-from oomguard.core.errors import SettingError, UsageError
-from oomguard.core.facts import GIB, parse_size
+from oomguard.core.errors import SettingError, UsageError, exit_status_of
+from oomguard.core.facts import GIB
 from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
+    from oomguard.estimate.fit import Fit
     from oomguard.planning.start import StartRequest
 
 
@@ -402,7 +402,6 @@ class PlanCommand(Command):
 @click.argument("model", metavar="MODEL")
 @option(
     "--gpu-memory",
-    type=SizeText(),
     metavar="SIZE",
     help="Total memory of one GPU, such as 24GiB.",
     show_default="this machine's GPU",
@@ -500,13 +499,47 @@ class PlanCommand(Command):
     help="Let the installed vLLM lay out the KV cache, in about ten seconds without a GPU.",
     group=MEASURED,
 )
-@option("--exit-code", is_flag=True, help="Exit with status 1 if the model does not fit.")
+@option(
+    "--solve",
+    metavar="SETTING",
+    help="Find the largest value of a setting that fits, or the fewest ranks.",
+    example="max_model_len",
+)
+@option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit with status 1 if the model does not fit, 3 if the plan is unsure.",
+)
 @color_option
 @click.pass_context
-def command(
+def command(ctx: click.Context, /, model: str, form: str, exit_code: bool, **options: Any) -> int:
+    """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
+
+    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads no weights
+    and starts nothing. You can give a whole vllm serve command instead of MODEL: the plan names
+    those of its flags that take memory but are not counted.
+
+    Exit status: 0 after success, 2 after a usage error or if the model is unreadable. With
+    --exit-code, 1 if the model does not fit and 3 if the plan is unsure.
+    """
+    try:
+        fit = _plan(ctx, model, form, **options)
+    except UsageError as error:
+        if form != "json":
+            raise
+        from oomguard.report.json import json_line
+        from oomguard.report.plan import refusal_record
+
+        click.echo(json_line(refusal_record(model, error)))
+        return exit_status_of(error)
+    return _STATUS[fit] if exit_code else 0
+
+
+def _plan(
     ctx: click.Context,
-    /,
     model: str,
+    form: str,
+    *,
     gpu_memory: str | None,
     gpu: int | None,
     gpu_name: str | None,
@@ -521,34 +554,28 @@ def command(
     no_calibration: bool,
     trace: bool,
     sweep: str | None,
-    form: str,
-    exit_code: bool,
+    solve: str | None,
     color: str,
     **settings: Any,
-) -> int:
-    """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
-
-    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads no weights
-    and starts nothing. You can give a whole vllm serve command instead of MODEL: the plan names
-    those of its flags that take memory but are not counted.
-
-    Exit status: 0 after success, 1 with --exit-code if the model does not fit, 2 after a usage
-    error or if the model is unreadable.
-    """
+) -> Fit:
+    """Print one plan, or one row for each value of a sweep; return whether all of them fit."""
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
     from oomguard.planning.start import read_start_request
 
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
+    if solve and (sweep or ask_engine or engine == "transformers"):
+        raise UsageError(
+            "--solve works for one plan of vLLM only", hint="leave out --sweep and --ask-engine"
+        )
     gpu_options: dict[str, Any] = {
-        "gpu_memory": None if gpu_memory is None else parse_size(gpu_memory).bytes,
+        "gpu_memory": gpu_memory,
         "gpu": gpu,
         "gpu_name": gpu_name,
     }
     if engine == "transformers":
         own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
-        fits = _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
-        return int(exit_code and not fits)
+        return _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
     settings["cpu_offload_bytes"] = _bytes_of_gib(settings.pop("cpu_offload_gb"))
     asked = read_start_request(
         model,
@@ -564,11 +591,24 @@ def command(
         kept_words=ctx.meta.get(KEPT_WORDS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
+    if solve:
+        return _solve_start(asked, solve, form, color)
     if sweep:
-        fits = _sweep_start(asked, sweep, form, color)
-    else:
-        fits = _plan_start(asked, form, color, by_engine=ask_engine)
-    return int(exit_code and not fits)
+        return _sweep_start(asked, sweep, form, color)
+    return _plan_start(asked, form, color, by_engine=ask_engine)
+
+
+_STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}
+
+
+def _least(fits: Iterable[Fit]) -> Fit:
+    """Return ``no`` if any row does not fit, else ``unsure`` if any is unsure."""
+    found = set(fits)
+    if "no" in found:
+        return "no"
+    if "unsure" in found:
+        return "unsure"
+    return "yes"
 
 
 def _bytes_of_gib(size_gib: float) -> int:
@@ -577,7 +617,7 @@ def _bytes_of_gib(size_gib: float) -> int:
     return round(size_gib * GIB)
 
 
-def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) -> bool:
+def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) -> Fit:
     """Print the plan of a start; return whether it fits."""
     from oomguard.planning.start import plan_by_engine, plan_start
     from oomguard.report.json import json_line
@@ -591,10 +631,26 @@ def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) 
         click.echo(json_line(plan_record(plan)))
     else:
         print_start_plan(console_of(form, color), plan)
-    return plan.fits
+    return plan.fit
 
 
-def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> bool:
+def _solve_start(asked: StartRequest, name: str, form: str, color: str) -> Fit:
+    """Print the largest value of a setting that fits; return whether there is one."""
+    from oomguard.planning.plan import solve_start
+    from oomguard.report.json import json_line
+    from oomguard.report.plan import print_solved_plan, solved_record
+
+    solved = solve_start(asked, name)
+    if form == "json":
+        click.echo(json_line(solved_record(solved)))
+    else:
+        print_solved_plan(console_of(form, color), solved)
+    if solved.value is None and solved.plan.fit == "yes":
+        return "no"
+    return solved.plan.fit
+
+
+def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> Fit:
     """Print one row for each value; return whether all of them fit."""
     from oomguard.planning.plan import sweep_start
     from oomguard.report.json import json_line
@@ -606,10 +662,10 @@ def _sweep_start(asked: StartRequest, sweep: str, form: str, color: str) -> bool
             click.echo(json_line(record))
     else:
         print_start_sweep(console_of(form, color), name, rows)
-    return all(not isinstance(start, str) and start.fits for _, start in rows)
+    return _least("no" if isinstance(start, str) else start.fit for _, start in rows)
 
 
-def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> bool:
+def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> Fit:
     """Print the budget of a generate call, or one row for each value.
 
     Returns:
@@ -628,4 +684,4 @@ def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: 
         print_call_sweep(console_of(form, color), name, rows)
     else:
         print_call_budget(console_of(form, color), rows[0][1])
-    return all(call.fits for _, call in rows)
+    return _least(call.fit for _, call in rows)

@@ -8,13 +8,13 @@ Each engine is a folder here. Its files say what it can do; only those that appl
   (read by devices.py).
 - ``effects.toml``: its servers, caches, and log lines of requests (read by side_effects.py).
 - ``insight.py``: the functions of ``Insight``, for an engine that shows more than its log.
-- ``calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in this process;
-  each call is a ``WatchedCall``.
+- ``watched_calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in
+  this process; each call is a ``WatchedCall``.
 - ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of
   calls on the device.
 - ``call_recorder.py``: ``watch(handler)``, for calls that a watch records and never changes.
-- ``starts.py``: ``watch(handler)``, for an engine that a program starts in this process; each start
-  is a ``WatchedStart``.
+- ``watched_starts.py``: ``watch(handler)``, for an engine that a program starts in this
+  process; each start is a ``WatchedStart``.
 
 rules/signatures has the messages with which an engine reports failures and its end.
 """

@@ -49,12 +49,12 @@ def insight_of(engine: Launcher) -> Insight:
 
 
 def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
-    """Route the watched calls of every engine with a module ``calls`` through ``handler``.
+    """Route the watched calls of every engine with a module ``watched_calls`` through ``handler``.
 
     Frequent calls go through ``often``, unless ``is_inside`` returns that they run inside another
     watched call.
     """
-    for module in _modules("calls"):
+    for module in _modules("watched_calls"):
         module.watch(handler, often, is_inside)
 
 
@@ -76,8 +76,8 @@ def move_results() -> None:
 
 
 def watch_starts(handler: StartHandler) -> None:
-    """Route the starts of every engine with a module ``starts`` through ``handler``."""
-    for module in _modules("starts"):
+    """Route the starts of every engine with a module ``watched_starts`` through ``handler``."""
+    for module in _modules("watched_starts"):
         module.watch(handler)
 
 

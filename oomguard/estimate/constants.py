@@ -55,15 +55,17 @@ def engine_version(text: str | None) -> Version:
 
 
 def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
-    """Return the rows of a table that apply to a version, in order."""
+    """Return the rows of a table that apply to a version."""
+    base = version.base_version
+    return [row for row in tables()[table] if _applies(row["versions"], base)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _applies(versions: str, base: str) -> bool:
+    """Return whether a version is in a range; a plan asks for the same few hundreds of times."""
     from packaging.specifiers import SpecifierSet
 
-    base = version.base_version
-    return [
-        row
-        for row in tables()[table]
-        if SpecifierSet(row["versions"]).contains(base, prereleases=True)
-    ]
+    return SpecifierSet(versions).contains(base, prereleases=True)
 
 
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:

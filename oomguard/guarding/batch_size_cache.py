@@ -111,7 +111,7 @@ class BatchSizeCache:
                 _MOST_GROWTH * size,
                 int(free_bytes * (1 - _MARGIN_RATIO) / (known.row_bytes * heavier)),
             )
-        elif known.calm_calls >= known.patience_calls:
+        elif free_bytes is None and known.calm_calls >= known.patience_calls:
             known.is_trying_more = True
             size *= 2
         return min(call.rows, max(1, size))
@@ -168,6 +168,8 @@ class BatchSizeCache:
                     again = known.patience_calls * 2
                 else:
                     again = _FIRST_PATIENCE_CALLS
+                if known is not None:
+                    row_bytes = row_bytes or known.row_bytes
                 if call.model is None:
                     model = None
                 else:

@@ -37,13 +37,23 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-def begin(model: Any) -> None:
-    """Register a call of this thread, after those that run alone on its device."""
+def begin(model: Any) -> bool:
+    """Register a call of this thread, after those that run alone on its device.
+
+    Args:
+        model: the call's model; None: a function of the user, which may use any device.
+
+    Returns:
+        Whether to call ``end`` after it; False inside another registered call of this thread.
+    """
+    if threading.get_ident() in _running:
+        return False
     if _alone:
         devices = _devices_of(model)
         with _changed:
             _wait_until_free(devices)
     _running[threading.get_ident()] = model
+    return True
 
 
 def end() -> None:
@@ -76,6 +86,9 @@ def have_ended(error: BaseException, model: Any) -> bool:
     with _changed:
         if not _others_run_on(devices) and not _others_are_alone_on(devices):
             return False
+    get_logger().warning(
+        "Out of memory while other threads used the GPU; retrying this call alone after them"
+    )
     clear(error)  # the other calls need the memory of this one
     torch_memory.release()
     with _changed:
@@ -84,8 +97,18 @@ def have_ended(error: BaseException, model: Any) -> bool:
         _wait_until_free(devices)
         _alone[me] = devices, time.monotonic() + _MOST_WAIT_S
         _changed.wait_for(lambda: not _others_run_on(devices), _MOST_WAIT_S)
-    get_logger().warning("out of memory while other threads used the GPU; retrying this call alone")
     return True
+
+
+def others_run() -> bool:
+    """Return whether a guarded call of another thread runs now, on any device.
+
+    If one does, the memory that this thread's call takes cannot be measured.
+    """
+    others = len(_running)
+    if threading.get_ident() in _running:
+        others -= 1
+    return others > 0
 
 
 def leave() -> None:
@@ -105,7 +128,11 @@ def _others_are_alone_on(devices: frozenset[str]) -> float:
     """Return until when another thread's call runs alone on one of the devices; 0: none does."""
     me = threading.get_ident()
     return max(
-        (until for thread, (on, until) in list(_alone.items()) if thread != me and on & devices),
+        (
+            until
+            for thread, (on, until) in list(_alone.items())
+            if thread != me and _may_overlap(on, devices)
+        ),
         default=0.0,
     )
 
@@ -113,8 +140,15 @@ def _others_are_alone_on(devices: frozenset[str]) -> float:
 def _others_run_on(devices: frozenset[str]) -> bool:
     me = threading.get_ident()
     return any(
-        _devices_of(model) & devices for thread, model in list(_running.items()) if thread != me
+        _may_overlap(_devices_of(model), devices)
+        for thread, model in list(_running.items())
+        if thread != me
     )
+
+
+def _may_overlap(devices: frozenset[str], others: frozenset[str]) -> bool:
+    """Return whether two calls may share a device; those without known devices may."""
+    return not devices or not others or bool(devices & others)
 
 
 def _devices_of(model: Any) -> frozenset[str]:

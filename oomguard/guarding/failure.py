@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
@@ -173,6 +173,29 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
     return max(0, base_bytes - weights)
 
 
+# If less than this fraction of what the failed call held is left, a full collection is not needed,
+# unless so few rows failed that one of them may need all of the device.
+_LEFT_SHARE: Final = 4
+_FEW_ROWS: Final = 8
+
+
+def release_after(failure: Incident, model: Any, rows: int) -> None:
+    """Free what a failed call left behind, after its frames are cleared.
+
+    Cycles may keep tensors alive. A full garbage collection finds them all, but it takes longer
+    than many calls, so it runs only if much is left besides the model, or for a few ``rows``.
+    """
+    torch_memory.release(newest_only=True)
+    live = torch_memory.live_bytes(model)
+    left = _held_before(model, live)
+    held = failure.number("allocated_bytes")
+    if rows < _FEW_ROWS or live is None or left is None or held is None:
+        torch_memory.release()
+        return
+    if left * _LEFT_SHARE > held - live + left:
+        torch_memory.release()
+
+
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:
     """Return the bytes per row when the call failed, from the message; None if it has none.
 
@@ -245,6 +268,7 @@ def annotate(
     attempts: Sequence[Attempt] = (),
     *,
     why_whole: str | None = None,
+    why_not_joined: str | None = None,
 ) -> None:
     """Add the diagnosis to an exception's notes, and mark the exception as explained.
 
@@ -256,6 +280,7 @@ def annotate(
         incident: the failure with its causes and actions.
         attempts: the attempts made here.
         why_whole: why the call was not split, and what to write instead; None: no reason.
+        why_not_joined: why the parts' results cannot be joined; None: that was not tried.
     """
     from oomguard.report.note import note_in_guard, tried
 
@@ -263,6 +288,6 @@ def annotate(
         for line in tried(attempts):
             add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
         return
-    add_note(error, note_in_guard(incident, attempts, why_whole))
+    add_note(error, note_in_guard(incident, attempts, why_whole, why_not_joined))
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]

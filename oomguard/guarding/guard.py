@@ -162,6 +162,7 @@ def _guarding(current: GuardState, function: F) -> F:
 def _splitting(current: GuardState, function: F) -> F:
     """Return the plain function, which runs in parts along ``batch`` after an out-of-memory."""
 
+    from oomguard.guarding import concurrency
     from oomguard.guarding.function_call import OriginalInputs
 
     @functools.wraps(function)
@@ -175,6 +176,7 @@ def _splitting(current: GuardState, function: F) -> F:
             current.begin_recording()
         token = state.inside_call.set(True)
         handed_in = OriginalInputs(args, kwargs)
+        is_outer = concurrency.begin(None)
         try:
             if current.known and not disabled():
                 result, error = _in_parts(current, function, args, kwargs, handed_in)
@@ -183,6 +185,8 @@ def _splitting(current: GuardState, function: F) -> F:
                 if error is not None and is_memory_failure(error) and not disabled():
                     result, error = _in_parts(current, function, args, kwargs, handed_in, error)
         finally:
+            if is_outer:
+                concurrency.end()
             state.inside_call.reset(token)
         try:
             if error is not None:

@@ -97,14 +97,15 @@ def _watched(
     ):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
+    is_outer = concurrency.begin(model)
     try:
-        concurrency.begin(model)
         if guards[-1].known and (call := read_or_none(read, model, args, kwargs)) is not None:
             result, error = in_parts(guards[-1], wrapped, call)
         else:
             result, error = _whole(guards[-1], read, wrapped, model, args, kwargs)
     finally:
-        concurrency.end()
+        if is_outer:
+            concurrency.end()
         inside_call.reset(token)
     try:
         if error is not None:
@@ -165,10 +166,15 @@ def _watched_often(
         return wrapped(*args, **kwargs)  # the path of every call outside a guard
     if not guards or inside_call.get() or disabled():
         return _watched(read, wrapped, model, args, kwargs)
+    from oomguard.guarding import concurrency
+
     token = inside_call.set(True)
+    is_outer = concurrency.begin(model)
     try:
         result, error = _run_often(guards[-1], read, wrapped, (model, args, kwargs))
     finally:
+        if is_outer:
+            concurrency.end()
         inside_call.reset(token)
     try:
         if error is not None:

@@ -31,6 +31,7 @@ from oomguard.guarding.failure import (
     frames_of,
     in_phase,
     let_go,
+    release_after,
     row_bytes_at_failure,
     run_guarded,
     scan_error,
@@ -389,6 +390,7 @@ class MicroBatchRun:
         self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
         self._part_error: str | None = None
+        self._why_not_joined: str | None = None
         self._incident: Incident | None = None
 
     def run(
@@ -530,6 +532,7 @@ class MicroBatchRun:
             # Cached blocks of another part size are too small for this part's tensors.
             torch_memory.empty_cache()
             rows = stop - self._next_row
+            ran_beside_others = concurrency.others_run()
             before = torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
             with (
@@ -560,6 +563,8 @@ class MicroBatchRun:
                 continue
             if error is not None:
                 return self._failed_in_part(error, stop)
+            if ran_beside_others or concurrency.others_run():
+                before = peak = None
             self._measured.add(rows, before, peak)
             self._next_row = stop
             self._resize(before)
@@ -633,7 +638,7 @@ class MicroBatchRun:
         )
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
-        torch_memory.release()
+        release_after(failure, self._call.model, size)
         model = self._model(failure)
         from oomguard.diagnosis.diagnose import default_rules
 
@@ -709,13 +714,12 @@ class MicroBatchRun:
             result, error = run_guarded(self._gathered.result_of, (self._call,), {})
         if error is not None:
             clear(error)
-            why = f"its rows cannot be joined: {error}"
+            self._why_not_joined = f"The results of the parts cannot be joined: {error}"
             if may_be_oom(error):
-                why = (
-                    f"the results of all {self._rows} rows do not fit on the device together. "
-                    f"{_FEWER_RESULTS}"
+                self._why_not_joined = (
+                    f"The rows fit in parts, but the results of all {self._rows} rows do not fit "
+                    f"on the device together. {_FEWER_RESULTS}"
                 )
-            self._not_splittable = self._not_splittable or why
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
@@ -738,7 +742,13 @@ class MicroBatchRun:
         why_whole = self._not_splittable
         if why_whole is None and self._rows == 1:
             why_whole = getattr(self._call, "advice_for_one_row", None)
-        annotate(error, self._incident, self._ledger.attempts, why_whole=why_whole)
+        annotate(
+            error,
+            self._incident,
+            self._ledger.attempts,
+            why_whole=why_whole,
+            why_not_joined=self._why_not_joined,
+        )
         let_go(error)
         return leave_in(error, partial, why_whole)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, overload
@@ -148,6 +148,91 @@ def _read(text: str, known: Mapping[str, str]) -> tuple[str, list[tuple[str, Any
     return name, [
         (word.strip(), parse_word(name, word.strip(), known)) for word in values.split(",")
     ]
+
+
+# The largest value of one setting with which a start surely fits, and the fewest ranks.
+
+_SOLVED: Final = (
+    "max_model_len",
+    "max_num_seqs",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+)
+_MOST_SEQS: Final = 4096
+_LENGTH_STEP: Final = 16
+_SHARE_STEPS: Final = 1000
+_MOST_DOUBLINGS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedSetting:
+    """Hold a solved setting, its value, and the plan with it.
+
+    ``value`` is None if no value fits; ``plan`` is then the one that was asked for.
+    """
+
+    setting: str
+    value: int | float | None
+    plan: StartPlan
+
+
+def solve_start(asked: StartRequest, name: str) -> SolvedSetting:
+    """Find the largest value of a setting with which a start surely fits.
+
+    For ``tensor_parallel_size`` it is the smallest one, in doublings. For ``max_num_seqs`` the KV
+    cache then also holds as many requests of the full length.
+
+    Raises:
+        SettingError: the setting cannot be solved, or the engine would reject the others.
+    """
+    name = name.strip().lstrip("-").replace("-", "_")
+    if name not in _SOLVED:
+        raise SettingError(
+            f"cannot solve {name!r}", hint=f"one of {', '.join(_SOLVED)}, for example max_model_len"
+        )
+
+    def with_value(value: int | float) -> StartRequest:
+        changed: dict[str, Any] = {name: value}
+        settings = replace(asked.settings, **changed)
+        return replace(asked, settings=settings, given=asked.given | {name})
+
+    def fits(value: int | float) -> bool:
+        try:
+            budget = budget_start(asked.model, with_value(value).settings)
+        except SettingError:
+            return False
+        if name != "max_num_seqs" or not budget.fits:
+            return budget.fits
+        least = budget.margin_bytes - budget.uncertainty_bytes
+        request = max(stage.request_bytes for stage in budget.stages)
+        return request > 0 and 1 + least // request >= value
+
+    if name == "tensor_parallel_size":
+        values = [2**doubling for doubling in range(_MOST_DOUBLINGS + 1)]
+        found: int | float | None = next(filter(fits, values), None)
+    elif name == "gpu_memory_utilization":
+        shares = (step / _SHARE_STEPS for step in range(_SHARE_STEPS, 0, -1))
+        found = next(filter(fits, shares), None)
+    elif name == "max_num_seqs":
+        found = _largest_that_fits(fits, 1, _MOST_SEQS)
+    else:
+        longest = asked.model.shape.max_positions or asked.settings.max_model_len or 0
+        steps = longest // _LENGTH_STEP
+        most = _largest_that_fits(lambda step: fits(step * _LENGTH_STEP), 1, steps)
+        found = None if most is None else most * _LENGTH_STEP
+    if found is None:
+        return SolvedSetting(name, None, plan_start(asked))
+    return SolvedSetting(name, found, plan_start(with_value(found)))
+
+
+def _largest_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return the largest number from ``low`` to ``high`` that fits, or None."""
+    if high < low or not fits(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 MemoryKind = Literal["discrete", "wsl2", "unified"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
+from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
 from oomguard.core.setting_spellings import default_value
 from oomguard.engines.command import Launch
@@ -19,8 +20,10 @@ from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.vllm.own_command import serve_command
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
+from oomguard.estimate.fit import Fit
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
+from oomguard.estimate.model.parameters import is_transformers_here
 from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
@@ -94,7 +97,16 @@ def find_gpu(
     )
 
 
+# Whoever writes a smaller number without a unit means GiB.
+_LEAST_TOTAL_BYTES: Final = 1 << 20
+
+
 def _read_total(memory: str | int) -> int:
+    number = str(memory).strip()
+    if number.isdecimal() and 0 < int(number) < _LEAST_TOTAL_BYTES:
+        raise SettingError(
+            f"gpu_memory is {number}, a size without a unit", hint=f"write {number}GiB"
+        )
     if isinstance(memory, str):
         total = parse_size(memory).bytes
     else:
@@ -172,6 +184,64 @@ class Needed:
     without_images: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Say why a plan is unsure, and what would decide.
+
+    Attributes:
+        because: what is uncertain or was not read, with its numbers.
+        decides: the one thing that would decide.
+        how: how to get it: a command, an option, or what to wait for.
+    """
+
+    because: str
+    decides: str
+    how: str
+
+
+_LOG_HINT: Final = "start vLLM once and give its log: --calibrate LOG"
+
+
+def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
+    """Return why a budget is unsure and what would decide, or None if it is not unsure."""
+    if budget.fit != "unsure":
+        return None
+    if "gpu_name" in budget.unread:
+        return Unsure(
+            f"no start of vLLM on {budget.settings.gpu_name} was measured",
+            "the parts that vLLM measures at its start",
+            _LOG_HINT,
+        )
+    if budget.unread:
+        names = ", ".join(budget.unread)
+        return Unsure(
+            f"oomguard does not read {names} in the configuration",
+            "the KV cache and the weights as vLLM itself counts them",
+            "plan with vLLM installed: --ask-engine; or start it and read 'GPU KV cache size'",
+        )
+    if budget.free_short_bytes:
+        return Unsure(
+            budget.reasons[0],
+            "the memory that is free at the start",
+            "read it on that machine: nvidia-smi; or lower --gpu-memory-utilization",
+        )
+    spare = budget.spare_bytes
+    if budget.beyond_bytes:
+        spare = -budget.beyond_bytes
+    uncertain = f"{format_gib(budget.uncertainty_bytes)} is uncertain"
+    if spare >= 0:
+        because = f"{format_gib(spare)} is to spare, but {uncertain}"
+    else:
+        because = f"{format_gib(-spare)} is missing, but {uncertain}"
+    if budget.uncertain_part != "weights":
+        return Unsure(because, "the parts that vLLM measures at its start", _LOG_HINT)
+    if is_transformers_here():
+        how = "plan with the folder of the checkpoint: oomguard reads its safetensors headers"
+    else:
+        how = f"plan with the checkpoint's folder, or install transformers: {install_hint('hf')}"
+    return Unsure(because, "the size of the weights", how)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class StartPlan(ShownRecord):
     """Report a planned start of vLLM.
@@ -183,16 +253,23 @@ class StartPlan(ShownRecord):
             fit.
         needed: what would make it fit if no setting does; None if a setting helps, or vLLM itself
             computed the plan.
+        unsure: why the plan is unsure and what would decide; None if it is not unsure.
     """
 
     budget: StartBudget
     command: str | None
     changes: tuple[Patch, ...] = ()
     needed: Needed | None = None
+    unsure: Unsure | None = None
+
+    @property
+    def fit(self) -> Fit:
+        """Return whether the engine would start: ``yes``, ``no``, or ``unsure``."""
+        return self.budget.fit
 
     @property
     def fits(self) -> bool:
-        """Return whether the engine would start with the requested settings."""
+        """Return whether the engine would surely start with the requested settings."""
         return self.budget.fits
 
 
@@ -346,10 +423,13 @@ def _calibrated(
 def plan_start(asked: StartRequest) -> StartPlan:
     """Estimate a start and find the nearest settings that fit."""
     budget = budget_start(asked.model, asked.settings)
+    unsure = why_unsure(asked.model, budget)
+    if budget.unread and budget.fit != "no":
+        return StartPlan(budget, None, unsure=unsure)  # no setting makes such a plan sure
     found = fit(asked.model, asked.settings)
     if found.budget is None:
         needed = Needed(found.tensor_parallel_size, found.gpu_total_bytes, found.without_images)
-        return StartPlan(budget, None, needed=needed)
+        return StartPlan(budget, None, needed=needed, unsure=unsure)
     pool = format_gib(found.budget.kv_cache_pool_bytes)
     length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
@@ -367,9 +447,8 @@ def _fitting(
     changes: tuple[Patch, ...] = (),
 ) -> StartPlan:
     named = asked.given | {patch.setting for patch in changes}
-    return StartPlan(
-        budget, serve_command(budget.model, settings, named, asked.kept_words), changes
-    )
+    command = serve_command(budget.model, settings, named, asked.kept_words)
+    return StartPlan(budget, command, changes, unsure=why_unsure(asked.model, budget))
 
 
 def plan_by_engine(asked: StartRequest) -> StartPlan:
@@ -382,12 +461,14 @@ def plan_by_engine(asked: StartRequest) -> StartPlan:
     from oomguard.estimate.start.engine_layout import lay_out_with_engine
 
     budget = lay_out_with_engine(budget_start(asked.model, asked.settings), asked.path)
+    if asked.model.weights_from_files:
+        budget = replace(budget, unread=())
     settings = budget.settings
     longest = budget.longest_request_tokens
-    if budget.fits:
+    if budget.is_expected_to_fit:
         return _fitting(asked, budget, settings)
     if longest < 1:
-        return StartPlan(budget, None)
+        return StartPlan(budget, None, unsure=why_unsure(asked.model, budget))
     reason = "the longest request that fits by vLLM's own layout"
     change = start_patch(
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)

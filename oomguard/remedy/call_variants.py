@@ -108,6 +108,8 @@ def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solutio
             now = variant.now
         else:
             now = 0
+        if now < 1:
+            return Solution(None, f"the call has no {what} tokens")
         if room_bytes is None:
             return Solution(None, f"the need of fewer {what} tokens is not known")
         if variant.row_bytes(1) is None:

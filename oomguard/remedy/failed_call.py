@@ -117,15 +117,15 @@ class CallModel:
         return device_room_bytes(incident, self.base_bytes, BATCH_MARGIN_RATIO + allocator)
 
 
-def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
+def rows_to_run_next(call: CallModel, incident: Incident) -> Solution:
     """Return the rows to run next; blocked if the call cannot be split into rows."""
-    found = _rows_that_fit(call, incident)
+    found = _rows_for(call, incident)
     if call.not_splittable is None:
         return found
     return replace(found, blocked_by=call.not_splittable, effect=Effect.CHANGES_OUTPUTS)
 
 
-def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:
+def _rows_for(call: CallModel, incident: Incident) -> Solution:
     room = call.room_bytes(incident)
     base = call.base_bytes
     if room is None or base is None or not (call.row_bytes or call.seen_row_bytes):
@@ -209,5 +209,5 @@ def _rows(number: int) -> str:
 
 # Solvers for settings of a failed call that are not variants.
 SOLVED_BY: Final[Mapping[str, Callable[[CallModel, Incident], Solution]]] = {
-    "batch_size": rows_that_fit,
+    "batch_size": rows_to_run_next,
 }

@@ -16,7 +16,10 @@ _MEASURED: Final = "prompt_tokens"
 
 
 def note_in_guard(
-    incident: Incident, attempts: Sequence[Attempt] = (), why_whole: str | None = None
+    incident: Incident,
+    attempts: Sequence[Attempt] = (),
+    why_whole: str | None = None,
+    why_not_joined: str | None = None,
 ) -> str:
     """Return the note of a failure that leaves a guard.
 
@@ -27,7 +30,12 @@ def note_in_guard(
         incident: the failure with its causes and actions.
         attempts: the attempts that the guard made.
         why_whole: why the call was not run in parts, and what to write instead.
+        why_not_joined: why the results of the parts cannot be joined, and what to write instead. It
+            replaces the cause and the actions, because each part fits.
     """
+    if why_not_joined is not None:
+        lines = [f"oomguard: {drawn(incident).headline}", *tried(drawn(tuple(attempts)))]
+        return "\n".join([*lines, f"  why: {why_not_joined}"])
     actions = incident.actions
     has_one_row = incident.number("batch_size") == 1
     if why_whole is not None or has_one_row:

@@ -493,8 +493,11 @@ def _bar(incident: Incident, options: PanelOptions) -> list[RenderableType]:
 def _foot(incident: Incident, options: PanelOptions) -> list[Text]:
     """Return how to find an open cause, and where to read more."""
     lines: list[Text] = []
-    if options.full and incident.unknown:
-        lines += _headed("Unknown", " ".join(incident.unknown), options)
+    unknown = incident.unknown
+    if not options.full:  # a new wording is worth a line, missing numbers are not
+        unknown = unknown[: int(incident.certainty_ratio is not None)]
+    if unknown:
+        lines += _headed("Unknown", " ".join(unknown), options)
     missing = incident.missing
     if missing is not None and not any(one.command == missing.command for one in incident.actions):
         lines += _headed("To find the cause", missing.what, options)

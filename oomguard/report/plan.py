@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.core.facts import FactValue, format_gib
+from oomguard.core.errors import UsageError
+from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.setting_spellings import as_flag
 from oomguard.estimate.call.trace import CallBudget
+from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
+from oomguard.planning.plan import SolvedSetting
 from oomguard.planning.start import StartPlan
 from oomguard.report.bar import BudgetBar
 from oomguard.report.json import SCHEMA
@@ -49,6 +52,7 @@ def call_record(call: CallBudget) -> dict[str, Any]:
         "batch_size": call.batch_size,
         "prompt_tokens": call.prompt_tokens,
         "max_new_tokens": call.max_new_tokens,
+        "fit": call.fit,
         "fits": call.fits,
         "traced": call.traced,
         "assumptions": list(call.assumptions),
@@ -56,37 +60,74 @@ def call_record(call: CallBudget) -> dict[str, Any]:
     }
 
 
+def refusal_record(model: str, error: UsageError) -> dict[str, Any]:
+    """Return the reason why there is no plan as the contract's object."""
+    return {"schema": SCHEMA, "model": model, "error": str(error), "hint": error.hint}
+
+
 def print_call_budget(console: Console, call: CallBudget) -> None:
-    """Print a call's bar, its peak, whether it fits, and the largest batch that fits."""
+    """Print whether a call fits, its bar, its peak, and the largest batch that fits."""
     from rich.text import Text
 
     utf = console.encoding.lower().startswith("utf")
+    spare = call.spare_bytes
+    if call.fit == "yes":
+        why = f": {format_gib(spare)} to spare; largest batch that fits: {call.largest_batch_size}"
+    elif call.fit == "no":
+        why = f": {format_gib(-spare)} is missing"
+    else:
+        why = f": {_spare(spare)}, but {format_gib(call.uncertainty_bytes)} is uncertain"
+    console.print(_verdict(call.fit, why), soft_wrap=True)
     head = (
         f"{call.model}, transformers generate, {call.batch_size} rows of {call.prompt_tokens:,} + "
         f"{call.max_new_tokens:,} tokens"
     )
     console.print(Text(f"{head}, {format_gib(call.gpu_total_bytes)}", style="bold"), soft_wrap=True)
     console.print(BudgetBar(budget_of_call(call), ascii_only=not utf, table=True))
+    peak = _range(call.peak_bytes, call.uncertainty_bytes)
     if call.traced:
         how = "the model's own code under fake tensors"
     else:
         how = "closed form"
     console.print(
-        f"peak allocated {format_gib(call.peak_bytes)} ({how}), reserved "
-        f"{format_gib(call.reserved_bytes)}",
+        f"peak allocated {peak} ({how}), reserved {format_gib(call.reserved_bytes)}",
         soft_wrap=True,
-    )
-    if call.fits:
-        verdict = ("fits", "bold green")
-    else:
-        verdict = ("does not fit", "bold red")
-    console.print(
-        Text(verdict[0], style=verdict[1]).append(
-            f"; largest batch that does: {call.largest_batch_size}", style="not bold"
-        )
     )
     for line in call.assumptions:
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+    if call.fit != "yes" and call.largest_batch_size:
+        console.print(f"largest batch that fits: {call.largest_batch_size}")
+    if call.fit == "unsure" and not call.traced:
+        console.print("to decide: add --trace, which runs the model's own code", soft_wrap=True)
+
+
+_WORDS: Final[Mapping[Fit, tuple[str, str]]] = {
+    "yes": ("fits", "bold green"),
+    "no": ("does not fit", "bold red"),
+    "unsure": ("unsure", "bold yellow"),
+}
+
+
+def _verdict(fit: Fit, why: str) -> Text:
+    from rich.text import Text
+
+    words, style = _WORDS[fit]
+    return Text(words, style=style).append(why, style="not bold")
+
+
+def _spare(size_bytes: int) -> str:
+    if size_bytes < 0:
+        return f"{format_gib(-size_bytes)} is missing"
+    return f"{format_gib(size_bytes)} to spare"
+
+
+def _range(size_bytes: int, uncertain_bytes: int) -> str:
+    """Return a size and its range: ``60.20 GiB, between 58.20 and 62.20``."""
+    if not uncertain_bytes:
+        return format_gib(size_bytes)
+    low = max(0, size_bytes - uncertain_bytes) / GIB
+    high = (size_bytes + uncertain_bytes) / GIB
+    return f"{size_bytes / GIB:.2f} GiB, between {low:.2f} and {high:.2f}"
 
 
 def budget_of_call(call: CallBudget) -> Budget:
@@ -163,11 +204,18 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "max_num_seqs": start.settings.max_num_seqs,
         "max_num_batched_tokens": start.settings.max_num_batched_tokens,
         "gpu_memory_utilization": start.settings.gpu_memory_utilization,
+        "fit": start.fit,
         "fits": start.fits,
         "margin_bytes": start.margin_bytes,
         "reasons": list(start.reasons),
         "assumptions": list(start.assumptions),
         "uncertainty_bytes": start.uncertainty_bytes,
+        "uncertain_part": start.uncertain_part,
+        "unread": list(start.unread),
+        "parts": [
+            {"name": part.name, "bytes": part.bytes, "source": part.source}
+            for part in budget_of(start).parts
+        ],
     }
 
 
@@ -186,9 +234,33 @@ def plan_record(plan: StartPlan) -> dict[str, Any]:
         {"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes
     ]
     record = {**start_record(plan.budget), "command": _shown(plan.command), "changes": changes}
+    if plan.unsure is None:
+        record["unsure"] = None
+    else:
+        record["unsure"] = asdict(plan.unsure)
     if plan.needed is None:
         return record
     return {**record, "smallest": asdict(plan.needed)}
+
+
+def solved_record(solved: SolvedSetting) -> dict[str, Any]:
+    """Return a plan with a solved setting as the contract's object."""
+    found = {"setting": solved.setting, "value": solved.value}
+    return {**plan_record(solved.plan), "solved": found}
+
+
+def print_solved_plan(console: Console, solved: SolvedSetting) -> None:
+    """Print the solved value, and the plan with it."""
+    from rich.text import Text
+
+    which = "smallest" if solved.setting == "tensor_parallel_size" else "largest"
+    if solved.value is None:
+        line = Text(f"no value of {solved.setting} surely fits", style="bold red")
+    else:
+        value = _text(solved.value)
+        line = Text(f"{solved.setting} {value} is the {which} that surely fits", style="bold green")
+    console.print(line, soft_wrap=True)
+    print_start_plan(console, solved.plan)
 
 
 def _shown(command: str | None) -> str | None:
@@ -199,7 +271,7 @@ def _shown(command: str | None) -> str | None:
 
 
 def print_start_plan(console: Console, plan: StartPlan) -> None:
-    """Print the budget, the KV cache, whether it fits, why not, and a command that fits."""
+    """Print whether it fits, the budget, the KV cache, and last a command that fits."""
     from rich.text import Text
 
     start = plan.budget
@@ -210,6 +282,7 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
         * settings.pipeline_parallel_size
         * settings.data_parallel_size
     )
+    console.print(_verdict(plan.fit, _why(plan)), soft_wrap=True)
     head = f"{start.model}, vLLM {settings.version}, {format_gib(settings.gpu_total_bytes)}"
     console.print(
         Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True
@@ -220,24 +293,39 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
             f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, and no "
             "start reserves them"
         )
-    console.print(_kv_cache(start, utf=utf))
-    console.print(_verdict(start), soft_wrap=True)
-    for line in _advice(plan):
-        console.print(Text(line), soft_wrap=True)
+    console.print(_kv_cache(start))
     for line in start.assumptions:
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+    for line in _advice(plan):
+        console.print(Text(line), soft_wrap=True)
 
 
-def _kv_cache(start: StartBudget, *, utf: bool) -> Table:
+def _why(plan: StartPlan) -> str:
+    """Return what the first line says after the verdict."""
+    start = plan.budget
+    if plan.unsure is not None:
+        return f": {plan.unsure.because}"
+    if plan.fit == "no":
+        return f": {'; '.join(start.reasons)}"
+    length = start.settings.max_model_len
+    spare = format_gib(start.spare_bytes)
+    return f": {spare} to spare beside one request of {length:,} tokens"
+
+
+def _kv_cache(start: StartBudget) -> Table:
     """Return the table of KV cache figures."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    pool = format_gib(start.kv_cache_pool_bytes)
-    uncertain = format_gib(start.uncertainty_bytes)
-    table.add_row("KV cache", f"{pool} ({'±' if utf else '+-'} {uncertain})")
+    if start.settings.kv_cache_memory_bytes is None:
+        pool = _range(start.kv_cache_pool_bytes, start.uncertainty_bytes)
+    else:
+        pool = format_gib(start.kv_cache_pool_bytes)
+    table.add_row("KV cache", pool)
+    if start.unread:
+        return table  # the rest depends on a layout that was not read
     table.add_row("a token", f"{start.kv_bytes_per_token:,} bytes")
     table.add_row(
         "tokens",
@@ -251,23 +339,10 @@ def _kv_cache(start: StartBudget, *, utf: bool) -> Table:
     return table
 
 
-def _verdict(start: StartBudget) -> Text:
-    from rich.text import Text
-
-    if not start.fits:
-        return Text("does not fit: ", style="bold red").append(
-            "; ".join(start.reasons), style="not bold"
-        )
-    if start.has_margin:
-        return Text("fits", style="bold green")
-    spare = format_gib(start.margin_bytes)
-    uncertain = format_gib(start.uncertainty_bytes)
-    verdict = Text("fits, but the margin is smaller than the uncertainty", style="bold yellow")
-    return verdict.append(f": {spare} to spare, {uncertain} uncertain", style="not bold")
-
-
 def _advice(plan: StartPlan) -> Iterator[str]:
-    """Yield the changes and the fitting command, or the smallest hardware that would fit."""
+    """Yield what would decide, and the fitting command or the smallest hardware that would fit."""
+    if plan.unsure is not None:
+        yield f"to decide: {plan.unsure.decides}. {plan.unsure.how}"
     if plan.command is not None:
         if plan.changes:
             yield "with these changes it fits:"
@@ -308,7 +383,13 @@ def sweep_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record for each value, with the reason if the engine would refuse it."""
     for value, start in rows:
-        refused = {"schema": SCHEMA, setting: value, "fits": False, "reasons": [start]}
+        refused = {
+            "schema": SCHEMA,
+            setting: value,
+            "fit": "no",
+            "fits": False,
+            "reasons": [start],
+        }
         yield refused if isinstance(start, str) else start_record(start)
 
 
@@ -334,7 +415,7 @@ def _start_cells(start: StartBudget | str) -> Iterator[str]:
     yield format_gib(start.kv_cache_pool_bytes)
     yield f"{start.kv_cache_tokens:,}"
     yield f"{start.max_concurrency:.2f}"
-    yield _yes(start.fits)
+    yield start.fit
 
 
 def print_call_sweep(
@@ -352,13 +433,20 @@ def _call_cells(call: CallBudget) -> Iterator[str]:
     yield format_gib(call.peak_bytes)
     yield format_gib(call.reserved_bytes)
     yield str(call.largest_batch_size)
-    yield _yes(call.fits)
+    yield call.fit
 
 
-def _yes(fits: bool) -> str:
-    if fits:
-        return "yes"
-    return "no"
+# With a longer title of the setting, a sweep would be wider than 80 columns.
+_LONGEST_TITLE: Final = 16
+
+
+def _in_two_lines(title: str) -> str:
+    """Return a long name of a setting with a line break near its middle."""
+    if len(title) <= _LONGEST_TITLE or "_" not in title:
+        return title
+    breaks = [i + 1 for i, letter in enumerate(title) if letter == "_"]
+    middle = min(breaks, key=lambda i: abs(i - len(title) / 2))
+    return f"{title[:middle]}\n{title[middle:]}"
 
 
 def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
@@ -366,7 +454,7 @@ def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable
 
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(_in_two_lines(title), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)

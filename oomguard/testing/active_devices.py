@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -12,7 +13,15 @@ entered: Final[list[SimulatedDevice]] = []
 
 
 def active_device() -> SimulatedDevice | None:
-    """Return the innermost active simulated device, or None."""
-    if entered:
-        return entered[-1]
+    """Return the innermost active simulated device of this thread.
+
+    A thread without one gets the device that another thread entered last; None without any.
+    """
+    devices = entered.copy()
+    this_thread = threading.get_ident()
+    for device in reversed(devices):
+        if device.thread == this_thread:
+            return device
+    if devices:
+        return devices[-1]
     return None

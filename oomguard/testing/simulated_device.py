@@ -84,7 +84,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     An older tensor counts after an operation first reads it, like weights that are moved to a
     device. If the result of an operation does not fit, the operation raises torch.OutOfMemoryError.
     ``allocations`` counts the tensors that operations made. ``live_bytes`` and ``peak_bytes`` are
-    exact.
+    exact. ``thread`` is the identifier of the thread that entered the device last.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._blocks = CachedBlocks() if caching_allocator else None
         self._storages = LiveStorages(keep_events=True)
         self._newest = 0
-        self._thread: int | None = None
+        self.thread: int | None = None
 
     @property
     def _total_bytes(self) -> int:
@@ -188,7 +188,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._others_bytes = size_bytes
 
     def __enter__(self) -> SimulatedDevice:
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         entered.append(self)
         super().__enter__()
         return self
@@ -301,7 +301,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     def _blocks_now(self) -> CachedBlocks | None:
         """Return the current blocks; another thread gets those of the last operation."""
-        if self._blocks is not None and self._thread in (None, threading.get_ident()):
+        if self._blocks is not None and self.thread in (None, threading.get_ident()):
             self._settle()
         return self._blocks
 

@@ -130,7 +130,7 @@ def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
     ran = run(work, body)
 
     assert ran.returncode == 1
-    assert f"path={held} known=one of its processes had the file open for writing" in ran.stderr
+    assert f'path={held} known="one of its processes had the file open for writing"' in ran.stderr
 
 
 def test_the_file_that_the_output_goes_to_does_not_count(work):

@@ -102,6 +102,10 @@ def test_what_a_stranger_s_table_raises_is_left_out_with_the_reason(project, opt
     assert why in left_out(found)[option]
 
 
+def test_an_old_limit_of_relaunches_still_restricts(project):
+    assert read(project, "max-relaunches = 0").options == {"max_attempts": 1}
+
+
 @each("option", OPTIONS)
 def test_no_option_of_a_stranger_s_table_ends_a_command(project, option):
     for value in (

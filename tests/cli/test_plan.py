@@ -132,6 +132,84 @@ def test_the_exit_status_can_tell_whether_it_fits(model, length, status):
     )
 
 
+def test_a_plan_within_its_uncertainty_is_unsure_and_says_what_decides(model):
+    asked = (model, "--gpu-memory", "24GiB", "--engine-version", "0.30.0", "--max-model-len")
+    ran = plan(*asked, "40960", "--exit-code")
+    assert ran.returncode == 3
+    assert ran.stdout.startswith("unsure: ")
+    assert "to decide: " in ran.stdout
+    answer = record(*asked, "40960")
+    assert (answer["fit"], answer["fits"]) == ("unsure", False)
+    assert answer["margin_bytes"] < answer["uncertainty_bytes"]
+    assert "--calibrate" in answer["unsure"]["how"]
+    assert record(*asked, "4096")["unsure"] is None
+
+
+def test_each_part_keeps_its_source_in_json(model):
+    sources = {part["name"]: part["source"] for part in record(model, "--gpu-name", "L4")["parts"]}
+    assert (sources["weights"], sources["activations"]) == ("solved", "prior")
+
+
+def test_a_size_needs_a_unit_and_a_refusal_in_json_is_json(model):
+    ran = plan(model, "--gpu-memory", "24", "--format", "json")
+    assert (ran.returncode, ran.stderr) == (2, "")
+    answer = json.loads(ran.stdout)
+    assert (answer["error"], answer["hint"]) == (
+        "gpu_memory is 24, a size without a unit",
+        "write 24GiB",
+    )
+    assert "write 24GiB" in plan(model, "--gpu-memory", "24").stderr
+    assert record(model, "--gpu-memory", str(24 * GIB))["gpu_total_bytes"] == 24 * GIB
+
+
+def test_a_platform_without_measured_starts_is_unsure(model):
+    asked = ("--gpu-memory", "24GiB", "--max-model-len", "4096", "--gpu-name")
+    assert record(model, *asked, "Intel Arc Pro B60")["fit"] == "unsure"
+    assert record(model, *asked, "RTX 4090")["fit"] == "yes"
+
+
+def test_what_is_no_model_to_serve_is_one_line(tmp_path):
+    for changes, message in [
+        ({"model_type": None, "architectures": None}, "names no model"),
+        ({"architectures": ["BertForPreTraining"]}, "is a class for training"),
+        ({"num_attention_heads": 30, "num_key_value_heads": 7}, "not a multiple of"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+        ran = plan(tmp_path, "--gpu-memory", "24GiB")
+        assert ran.returncode == 2
+        assert message in ran.stderr.splitlines()[0]
+
+
+def test_a_sweep_of_a_long_name_is_no_wider_than_a_terminal(model):
+    ran = plan(model, "--gpu-name", "H100", "--sweep", "gpu_memory_utilization=0.8,0.9")
+    lines = ran.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split()[0] == "0.9"
+
+
+def test_the_largest_value_that_fits_is_solved(model):
+    asked = (model, "--gpu-memory", "24GiB", "--engine-version", "0.30.0")
+    answer = record(*asked, "--solve", "max_model_len")
+    longest = answer["solved"]["value"]
+    assert (answer["fit"], answer["max_model_len"]) == ("yes", longest)
+    assert record(*asked, "--max-model-len", longest + 16)["fit"] == "unsure"
+    seqs = record(*asked, "--max-model-len", "4096", "--solve", "max-num-seqs")
+    assert 1 < seqs["solved"]["value"] <= seqs["max_concurrency"]
+    ranks = record(
+        *asked[:1],
+        "--gpu-memory",
+        "12GiB",
+        "--max-model-len",
+        "8192",
+        "--solve",
+        "tensor_parallel_size",
+    )
+    assert ranks["solved"]["value"] == 2
+    text = plan(*asked, "--solve", "max_model_len").stdout
+    assert text.startswith(f"max_model_len {longest} is the largest that surely fits")
+    assert "one of max_model_len" in plan(*asked, "--solve", "seed").stderr
+
+
 def test_a_gpu_is_known_by_its_name(model):
     assert record(model, "--gpu-name", "nvidia h100")["gpu_total_bytes"] == round(79.19 * GIB)
 
@@ -151,7 +229,7 @@ def test_settings_come_from_variables_too(model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu-memory", "0"], "'0' has no unit; write 0GiB"),
+        (["--gpu-memory", "0"], "gpu_memory must be a size above zero, got '0'"),
         (["--gpu-memory", "24 parsecs"], "24 parsecs"),
         (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
         (["--gpu", "0", "--gpu-memory", "24GiB"], "sets its size and name"),
@@ -187,7 +265,7 @@ def test_a_mistake_is_one_message(model, words, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None, "model_type": "own"}, "num_hidden_layers is missing"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"vocab_size": "many"}, "vocab_size is 'many', not a count"),
         (
@@ -244,7 +322,7 @@ def test_a_call_of_generate_is_planned_too(model):
     )  # a fake-tensor run of this model
     text = plan(*asked).stdout
     assert "peak allocated" in text
-    assert "largest batch that does: " in text
+    assert "largest batch that fits: " in text
 
 
 def test_the_token_table_of_a_call_is_a_sweep(model):

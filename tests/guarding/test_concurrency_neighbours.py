@@ -108,6 +108,27 @@ def test_calls_that_fit_one_by_one_and_not_together_all_run_whole(model, batch, 
     assert "splitting" not in caplog.text
 
 
+def test_functions_and_forward_calls_of_threads_all_run(model, batch, subtests):
+    many = 3
+
+    def logits(ids):
+        with torch.inference_mode():
+            return model(ids, use_cache=False, logits_to_keep=1).logits.argmax(-1)
+
+    def call():
+        return guarded(batch["input_ids"])
+
+    for guarded in (oomguard.guard(logits), oomguard.guard(batch="ids")(logits)):
+        with subtests.test(guarded is call):
+            device, expected = room_for(model, batch, 0.5, lambda: logits(batch["input_ids"]))
+            with device:
+                device.adopt([*model.parameters(), *batch.values()])
+                found = in_threads(device, call, many)
+            assert all(torch.equal(result, expected) for result in found)
+            # Other threads may free results while the first part is measured.
+            assert sum(not one.succeeded for one in guarded.attempts) <= 2
+
+
 @contextlib.contextmanager
 def another_thread_holds_all(device, model):
     """Let a guarded call of another thread leave less than a row of room on the device, for half a second."""

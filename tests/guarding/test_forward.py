@@ -36,6 +36,31 @@ def test_logits_are_those_of_the_whole_call(llama):
     assert g.attempts[1].patches[0].setting == "batch_size"
 
 
+def test_results_that_do_not_fit_together_are_the_reason():
+    llama = made("LlamaForCausalLM", vocab_size=8192)
+    batch = padded()
+
+    def call():
+        with torch.inference_mode():
+            return llama(**batch, use_cache=False)
+
+    with limit_memory("1 GiB") as device:
+        device.adopt([*llama.parameters(), *batch.values()])
+        held = device.live_bytes
+        result = call()
+    room = int(result.logits.nbytes * 0.8)
+    with (
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        limit_memory(held + room),
+        oomguard.guard(),
+    ):
+        call()
+    notes = "\n".join(raised.value.__notes__)
+    assert "why: The rows fit in parts, but the results of all" in notes
+    assert "batch_too_large" not in notes
+    assert raised.value.partial.done == len(result.logits)
+
+
 def test_every_field_of_a_result_is_put_together(subtests, llama):
     def check(options):
         batch = padded()

@@ -221,7 +221,7 @@ def test_a_changed_start_that_fails_of_something_else_does_not_hide_the_first_fa
             print(json.dumps([error.__notes__[0], shown(g)]))
     """)
     note, attempts = json.loads(ran.stdout.splitlines()[-1])
-    assert note.startswith("oomguard: One request needs about 0.02 GiB of KV cache")
+    assert note.startswith("oomguard: One request of 32,768 tokens needs about")
     assert "  tried: max_model_len 32768 -> 1953: RuntimeError" in note
     assert len(attempts) == 2
 

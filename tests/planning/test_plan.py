@@ -32,7 +32,7 @@ def no_calibrations(tmp_path, monkeypatch):
 @pytest.fixture
 def model(tmp_path, monkeypatch) -> Path:
     # transformers hidden: the count is exact for this family, and nothing has to be imported
-    monkeypatch.setattr("oomguard.estimate.model.parameters._importable", lambda: False)
+    monkeypatch.setattr("oomguard.estimate.model.parameters.is_transformers_here", lambda: False)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     return tmp_path
 

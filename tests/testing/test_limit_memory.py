@@ -97,6 +97,24 @@ def test_devices_nest_and_end():
     assert active_device() is None
 
 
+def test_a_thread_sees_its_own_device_first():
+    entered = threading.Barrier(2)
+    seen = {}
+
+    def work(size):
+        with limit_memory(size) as device:
+            entered.wait()
+            seen[size] = active_device() is device
+            entered.wait()
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in ("8 MiB", "16 MiB")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {"8 MiB": True, "16 MiB": True}
+
+
 def test_peak_matches_the_profiler_of_torch():
     from torch.profiler import ProfilerActivity, profile
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from oomguard.cluster.placement.devices import DeviceSlot, match_devices
 from oomguard.cluster.placement.leases import LockFile
 from oomguard.core.errors import UsageError
+from oomguard.core.facts import format_gib
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import VisibleDevices, started_words, visible_devices
 from oomguard.engines.registry import launcher_of
@@ -190,7 +191,8 @@ class Fitness:
     """Say whether a command would start on one device.
 
     Attributes:
-        fits: whether the plan fits. Without a plan: whether the device is empty.
+        fits: whether the plan surely fits, or probably fits on an empty device. Without a plan:
+            whether the device is empty.
         has_margin: whether the plan still fits if it is wrong by its uncertainty.
         surely_not: whether the plan does not fit even if it is wrong by its uncertainty.
         reason: why it does not fit, or an empty text.
@@ -274,9 +276,13 @@ def _fitness(start: CommandStart, device: TargetDevice) -> Fitness:
         budget = start.on(device)
     except UsageError as error:  # the engine would refuse these settings on any device
         return Fitness(fits=False, reason=str(error))
-    # These numbers have no uncertainty.
-    lacks_free = budget.requested_bytes > device.total_bytes - budget.not_free_bytes
-    surely_not = not budget.fits and (
-        lacks_free or budget.margin_bytes + budget.uncertainty_bytes < 0
-    )
-    return Fitness(budget.fits, budget.has_margin, surely_not, "; ".join(budget.reasons))
+    reason = "; ".join(budget.reasons)
+    if budget.fit == "unsure" and not reason:
+        uncertain = format_gib(budget.uncertainty_bytes)
+        reason = f"{format_gib(budget.spare_bytes)} would be to spare, but {uncertain} is uncertain"
+    # On an empty device nothing better can be had. Next to another process an unsure start waits.
+    is_empty = device.free_bytes is None
+    fits = budget.fits
+    if budget.fit == "unsure" and is_empty:
+        fits = budget.is_expected_to_fit
+    return Fitness(fits, budget.fits, budget.fit == "no", "" if fits else reason)

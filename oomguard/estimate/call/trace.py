@@ -16,6 +16,7 @@ from oomguard.core.errors import SettingError
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
 from oomguard.estimate.child_python import call_child
+from oomguard.estimate.fit import Fit, answer
 
 # The input and the result of an estimate for one ``generate`` call.
 
@@ -52,6 +53,7 @@ class CallBudget(ShownRecord):
         uncertainty_bytes: the uncertainty of the peak in both directions.
         traced: whether the estimate ran the model's own code under fake tensors.
         assumptions: one line for each value that was neither given nor read.
+        unread: keys of the configuration that may shape the cache or the weights but were not read.
     """
 
     model: str
@@ -72,11 +74,22 @@ class CallBudget(ShownRecord):
     uncertainty_bytes: int
     traced: bool
     assumptions: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+
+    @property
+    def fit(self) -> Fit:
+        """Return whether the call fits on the GPU: ``yes``, ``no``, or ``unsure``."""
+        return answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))
 
     @property
     def fits(self) -> bool:
-        """Return whether the reserved memory and the CUDA context fit on the GPU."""
-        return self.reserved_bytes + self.cuda_context_bytes <= self.gpu_total_bytes
+        """Return whether the reserved memory and the CUDA context surely fit on the GPU."""
+        return self.fit == "yes"
+
+    @property
+    def spare_bytes(self) -> int:
+        """Return the GPU's bytes beyond the reserved memory and the CUDA context."""
+        return self.gpu_total_bytes - self.reserved_bytes - self.cuda_context_bytes
 
 
 # The live bytes of a call's first steps, and the extrapolation to the rest.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
@@ -103,23 +106,20 @@ def _from_hub(model: str) -> ModelFiles:
     """Fetch only the configuration and the weight headers of a model on the hub."""
     try:
         import huggingface_hub
+        from huggingface_hub.constants import ENDPOINT
     except ImportError:
         raise InputError(
             f"{model}: no such folder, and huggingface_hub is not installed",
             hint=install_hint("hf"),
         ) from None
+    offline = _is_offline(ENDPOINT)
     try:
-        path = huggingface_hub.hf_hub_download(model, "config.json")
+        path = huggingface_hub.hf_hub_download(model, "config.json", local_files_only=offline)
     except Exception as error:  # noqa: BLE001
         # The library has a dozen exceptions for offline, gated, unknown and refused.
-        if str(error).strip():
-            reason = str(error).strip().splitlines()[0]
-        else:
-            reason = type(error).__name__
-        raise InputError(
-            f"{model}: no such folder, and the hub did not return its config.json ({reason})",
-            hint="name a folder or a config.json",
-        ) from None
+        raise _not_on_hub(model, error, offline=offline) from None
+    if offline:
+        return replace(find_model(str(Path(path).parent)), name=model)
     config = read_json(Path(path))
     try:
         found = huggingface_hub.get_safetensors_metadata(model)
@@ -132,3 +132,34 @@ def _from_hub(model: str) -> ModelFiles:
         for name, info in file.tensors.items()
     )
     return ModelFiles(model, path, config, tensors)
+
+
+def _is_offline(endpoint: str) -> bool:
+    """Return whether the hub's name has no address; the library would retry for half a minute."""
+    if urllib.request.getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(endpoint).hostname, 443)
+    except OSError:
+        return True
+    return False
+
+
+def _not_on_hub(model: str, error: Exception, *, offline: bool) -> InputError:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if offline:
+        folder = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
+        return InputError(
+            f"{model}: no such folder, the hub cannot be reached, and its config.json is not in "
+            f"the cache {folder}",
+            hint="name a folder or a config.json, or fetch the model where there is a network",
+        )
+    if str(error).strip():
+        reason = str(error).strip().splitlines()[0]
+    else:
+        reason = type(error).__name__
+    return InputError(
+        f"{model}: no such folder, and the hub did not return its config.json ({reason})",
+        hint="name a folder or a config.json",
+    )

@@ -49,6 +49,8 @@ class LayerCache:
         window_tokens: the sliding window or the chunk.
         latent: whether the layer caches one latent vector per token (MLA).
         checkpoints: additional states per request when prefix caching is on.
+        block_tokens: the tokens of a block if the layer sets them itself, else 0.
+        page_bytes: the bytes of such a block.
     """
 
     index: int
@@ -58,6 +60,8 @@ class LayerCache:
     window_tokens: int = 0
     latent: bool = False
     checkpoints: int = 0
+    block_tokens: int = 0
+    page_bytes: int = 0
 
 
 def layer_caches(
@@ -81,6 +85,8 @@ def layer_caches(
     Raises:
         ConfigError: a number is missing or absurd.
     """
+    if is_compressed(shape):
+        return compressed_caches(shape)
     found: list[LayerCache] = []
     kinds: list[tuple[int, str]] = []
     for index, kind in enumerate(layer_kinds(shape)):
@@ -106,6 +112,79 @@ def layer_caches(
                     LayerCache(index, "state", state_bytes=size, checkpoints=part == "mamba2")
                 )
     return tuple(found)
+
+
+# DeepSeek V4 caches one entry for several tokens, beside a window of each layer and the unfinished
+# states of its compressors. Sources: vllm/models/deepseek_v4/attention.py and compressor.py, 0.32.
+
+_COMPRESSED_FIELD: Final = "compress_ratios"
+_COMPRESSED_TYPE: Final = "deepseek_v4"
+_BLOCK_TOKENS: Final = 256
+_WINDOW_BLOCK_TOKENS: Final = 64
+_ALIGNMENT_BYTES: Final = 576
+_ENTRY_SCALE_BYTES: Final = 8
+# For each ratio: the tokens of a block of unfinished states, and the windows that overlap.
+_STATE_BLOCK_TOKENS: Final = {4: 4, 128: 8}
+_OVERLAPS: Final = {4: 2, 128: 1}
+
+
+def is_compressed(shape: ModelShape) -> bool:
+    """Return whether layers cache one entry for several tokens (DeepSeek V4)."""
+    ratios = shape.config.get(_COMPRESSED_FIELD)
+    return shape.model_type == _COMPRESSED_TYPE and isinstance(ratios, list) and bool(ratios)
+
+
+def compressed_caches(shape: ModelShape, first: int = 0) -> tuple[LayerCache, ...]:
+    """Return the caches of all layers from ``first`` on, or of MTP layers behind the last one.
+
+    Raises:
+        ConfigError: a ratio is unknown, or a number is missing.
+    """
+    ratios = shape.config[_COMPRESSED_FIELD]
+    if len(ratios) < shape.layers or not set(ratios) <= {0, 1, *_OVERLAPS}:
+        raise ConfigError(
+            f"compress_ratios must have a ratio of 0, 1, 4 or 128 for each of {shape.layers} "
+            f"layers, got {printable(ratios)}"
+        )
+    rope = _needed(shape, "qk_rope_head_dim")
+    window = _needed(shape, "sliding_window")
+    entry = shape.head_dim - rope + 2 * rope + _ENTRY_SCALE_BYTES
+    last = shape.layers if first < shape.layers else len(ratios)
+    found = []
+    for index in range(first, last):
+        found.append(
+            _block("sliding", index, _WINDOW_BLOCK_TOKENS, _WINDOW_BLOCK_TOKENS * entry, window)
+        )
+        ratio = ratios[index]
+        if ratio not in _OVERLAPS:
+            continue
+        entries = _BLOCK_TOKENS // ratio
+        widths = [shape.head_dim]
+        found.append(_block("full", index, _BLOCK_TOKENS, entries * entry))
+        if ratio == min(_OVERLAPS):  # these layers select entries with an indexer
+            width = shape.number("index_head_dim") or _INDEXER_GROUP
+            key = width + _SCALE_BYTES * -(-width // _INDEXER_GROUP)
+            found.append(_block("full", index, _BLOCK_TOKENS, entries * key))
+            widths.append(width)
+        tokens = _STATE_BLOCK_TOKENS[ratio]
+        overlap = _OVERLAPS[ratio]
+        for width in widths:
+            size = tokens * 2 * overlap * width * _FLOAT32_BYTES
+            found.append(_block("sliding", index, tokens, size, overlap * ratio))
+    return tuple(found)
+
+
+def _block(kind: Kind, index: int, tokens: int, size_bytes: int, window: int = 0) -> LayerCache:
+    page = -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return LayerCache(
+        index,
+        kind,
+        token_bytes=page // tokens,
+        window_tokens=window,
+        latent=True,
+        block_tokens=tokens,
+        page_bytes=page,
+    )
 
 
 def keeps_latent(shape: ModelShape) -> bool:

@@ -7,38 +7,63 @@ period, lists of indices. families.toml maps each model type to its reader.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
+from oomguard.core.files import read_tables
 from oomguard.estimate.model.shape import FAMILIES, ModelShape, mistakes_in, printable
 
 GEMMA4: Final = "gemma4"
 MIMO: Final = "mimo_v2"
-# These families read the following fields of ``names.not_read``.
-_READ_IN: Final = {
-    GEMMA4: {"global_head_dim", "num_global_key_value_heads"},
-    MIMO: {"hybrid_layer_pattern"},
-}
+_KEYS_FILE: Final = Path(__file__).with_name("config_keys.toml")
+# Tokens, flags and texts have no size. These values say that a feature is absent.
+_ABSENT: Final[tuple[object, ...]] = (None, False, "", [], {}, 0)
 _TYPES: Final[Mapping[str, str]] = FAMILIES["layer_types"]
 _LETTERS: Final[Mapping[str, str]] = FAMILIES["layer_letters"]
 _Reader = Callable[[ModelShape], tuple[str, ...]]
 
 
 def unread_fields(shape: ModelShape) -> tuple[str, ...]:
-    """Return the fields that affect the cache but that oomguard does not read."""
-    if is_searched(shape):
-        read = {"block_configs"}
-    else:
-        read = set()
-    for family, names in _READ_IN.items():
-        if shape.model_type.startswith(family):
-            read.update(names)
-    return tuple(
-        name
-        for name in FAMILIES["names"]["not_read"]
-        if shape.config.get(name) and name not in read
-    )
+    """Return the keys that may shape the cache or the weights but that oomguard does not read.
+
+    An unknown type of model is such a key, and so is an unknown key whose name is not known to be
+    harmless.
+    """
+    found = []
+    if shape.model_type and shape.model_type not in _known("model_types"):
+        found.append(f"model_type {printable(shape.model_type)}")
+    parts = [shape.config]
+    if shape.outer is not shape.config:
+        parts.append({k: v for k, v in shape.outer.items() if not isinstance(v, Mapping)})
+    for part in parts:
+        for key, value in part.items():
+            if value not in _ABSENT and key not in found and _is_unread(str(key), shape):
+                found.append(str(key))
+    return tuple(found)
+
+
+def _is_unread(key: str, shape: ModelShape) -> bool:
+    if key in _known("known"):
+        return False
+    if key in _known("shaping"):
+        if key == "block_configs" and is_searched(shape):
+            return False
+        readers = _keys()["read_by"].get(key, ())
+        return not shape.model_type.startswith(tuple(readers))
+    return re.search(_keys()["harmless_names"], key) is None
+
+
+@functools.cache
+def _known(name: str) -> frozenset[str]:
+    return frozenset(_keys()[name])
+
+
+@functools.cache
+def _keys() -> Mapping[str, Any]:
+    return read_tables("config_keys", [_KEYS_FILE])[_KEYS_FILE]
 
 
 def layer_kinds(shape: ModelShape) -> tuple[str, ...]:

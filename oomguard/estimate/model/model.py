@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from oomguard.estimate.model.quantization import (
     quantize_parameters,
     quantizes_mtp,
     size_loaded_parameters,
+    unread_quantization,
 )
 from oomguard.estimate.model.shape import (
     DTYPE_BYTES,
@@ -224,23 +226,30 @@ class Model:
         name: the model as the user named it.
         shape: its numbers.
         parameters: its parameters, with their bytes after loading.
-        exact: whether oomguard read every field that affects memory.
         assumptions: one line for each value that was neither given nor read.
         weights_uncertainty_ratio: the relative uncertainty of the parameter bytes.
         speculation: the speculative method, or None without one.
         draft: the draft model, or None.
         encoder: the image or audio encoder; None if the model has none or its numbers are missing.
+        unread: keys of the configuration that may shape the cache or the weights but were not read.
+        weights_from_files: whether the sizes come from the weight files, not the configuration.
     """
 
     name: str
     shape: ModelShape
     parameters: tuple[Parameter, ...]
-    exact: bool
     assumptions: tuple[str, ...]
     weights_uncertainty_ratio: float = 0.0
     speculation: Speculation | None = None
     draft: Model | None = None
     encoder: Encoder | None = None
+    unread: tuple[str, ...] = ()
+    weights_from_files: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Return whether oomguard read every key that may shape the cache or the weights."""
+        return not self.unread
 
 
 def read_model(
@@ -307,9 +316,16 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     if model.parameters is not None:
         check_headers(model.parameters, shape, model.config_path)
         parameters = size_loaded_parameters(model.parameters, shape, quantization, assumed)
-        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
-    found = parameters_from_layout(shape, tied=is_tied(shape)) or build_on_meta(shape)
-    exact = found is not None or is_count_accurate(shape)
+        unread = _unread(shape, assumed)
+        return Model(
+            model.name, shape, parameters, tuple(assumed), unread=unread, weights_from_files=True
+        )
+    tied = is_tied(shape)
+    found = parameters_from_layout(shape, tied=tied)
+    if found is None and shape.has_encoder:
+        found = parameters_from_layout(replace(shape, outer=fill_defaults(shape.outer)), tied=tied)
+    if found is None:
+        found = build_on_meta(shape)
     if found is not None:
         assumed.append(
             "weights: computed from the configuration, because there are no safetensors files"
@@ -324,17 +340,25 @@ def _read_model(model: ModelFiles, dtype: str, quantization: str | None) -> Mode
     if model.gguf_bytes is not None and (quantization == "gguf" or model.name.endswith(SUFFIX)):
         assumed.append(f"weights: {format_gib(model.gguf_bytes)}, the size of the packed GGUF file")
         parameters = scale_to_file(found or count_parameters(shape), model.gguf_bytes)
-        return Model(model.name, shape, parameters, _certain(shape, assumed), tuple(assumed))
+        unread = _unread(shape, assumed)
+        return Model(
+            model.name, shape, parameters, tuple(assumed), unread=unread, weights_from_files=True
+        )
     parameters = quantize_parameters(found or count_parameters(shape), shape, quantization, assumed)
     if found is not None:
         uncertain = 0.0
-    elif exact:
+    elif is_count_accurate(shape):
         uncertain = _COUNTED_WELL_RATIO
     else:
         uncertain = _COUNTED_BADLY_RATIO
-    certain = _certain(shape, assumed)
+    unread = (*_unread(shape, assumed), *unread_quantization(shape))
     return Model(
-        model.name, shape, parameters, certain, tuple(assumed), weights_uncertainty_ratio=uncertain
+        model.name,
+        shape,
+        parameters,
+        tuple(assumed),
+        weights_uncertainty_ratio=uncertain,
+        unread=unread,
     )
 
 
@@ -343,6 +367,8 @@ def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
     try:
         shape = read_shape(model.config, model.config_path)
     except ConfigError as error:
+        if not _lacks_number(model.config):
+            raise
         try:
             return _filled(model, assumed)
         except ConfigError:
@@ -350,6 +376,16 @@ def _shape(model: ModelFiles, assumed: list[str]) -> ModelShape:
     if shape.number("num_key_value_heads") is None and not shape.config.get("attn_config"):
         return _filled(model, assumed)
     return shape
+
+
+def _lacks_number(config: Mapping[str, Any]) -> bool:
+    """Return whether the file leaves out a number that a family's default may give."""
+    text = text_part(config)
+    if not text.get("model_type", config.get("model_type")):
+        return False
+    with contextlib.suppress(ConfigError):
+        return any(count_of(text, name) is None for name in _OFTEN_LEFT_OUT)
+    return False
 
 
 def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
@@ -368,15 +404,15 @@ def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
     return shape
 
 
-def _certain(shape: ModelShape, assumed: list[str]) -> bool:
-    """Return whether oomguard read every cache field; record the others as an assumption."""
+def _unread(shape: ModelShape, assumed: list[str]) -> tuple[str, ...]:
+    """Return the keys that oomguard did not read; record them as an assumption."""
     unread = unread_fields(shape)
     if unread:
         assumed.append(
             f"{', '.join(unread)} in the configuration: oomguard does not read this, so "
-            "the KV cache may differ by much"
+            "the KV cache and the weights may differ by much"
         )
-    return not unread
+    return unread
 
 
 def element_bytes(name: str) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
 from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
@@ -71,7 +74,7 @@ def build_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     A model of several parts includes all of them. Returns None if transformers is absent, does not
     know the model, or would never finish because of absurd counts.
     """
-    if not is_buildable(shape.outer) or not _importable():
+    if not is_buildable(shape.outer) or not is_transformers_here():
         return None
     with _quiet():
         try:
@@ -81,17 +84,30 @@ def build_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
             return None
 
 
-def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with the defaults of transformers.
+_DEFAULTS_FILE: Final = Path(__file__).with_name("family_defaults.json")
 
-    Published files omit heads, layers, even the vocabulary. The configuration returns unchanged if
-    transformers is absent, does not know the model, or would never finish because of absurd counts.
+
+@functools.cache
+def _family_defaults() -> Mapping[str, Mapping[str, Any]]:
+    """Return the counts that a file may leave to its family, as transformers 5.23 has them."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(_DEFAULTS_FILE.read_text("utf-8"))
+    return found
+
+
+def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the counts that its family sets by default.
+
+    Published files omit heads, layers, even the vocabulary. They come from a data file, else from
+    transformers. The configuration returns unchanged if neither knows the model, or if
+    transformers would never finish because of absurd counts.
     """
-    if (
-        not is_buildable(config)
-        or not isinstance(config.get("model_type"), str)
-        or not _importable()
-    ):
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return config
+    known = _family_defaults().get(kind)
+    if known is not None:
+        return _with_defaults(known, config)
+    if not is_buildable(config) or not is_transformers_here():
         return config
     with _quiet():
         try:
@@ -99,6 +115,26 @@ def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
         except Exception:  # noqa: BLE001 - what it does not know is read as it stands
             return config
     return _merged(filled, config)
+
+
+def _with_defaults(known: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts that the file has, each with the family's counts for missing ones.
+
+    Older files have the language model's numbers beside the parts, not in one of their own.
+    """
+    found = {name: value for name, value in known.items() if not isinstance(value, Mapping)}
+    text = known.get("text_config")
+    if isinstance(text, Mapping) and not isinstance(config.get("text_config"), Mapping):
+        found |= {name: value for name, value in text.items() if name != "model_type"}
+    found |= {name: value for name, value in config.items() if value is not None}
+    for name, part in known.items():
+        own = config.get(name)
+        if isinstance(part, Mapping) and isinstance(own, Mapping):
+            found[name] = {
+                **part,
+                **{key: value for key, value in own.items() if value is not None},
+            }
+    return found
 
 
 def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +146,8 @@ def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return both
 
 
-def _importable() -> bool:
+def is_transformers_here() -> bool:
+    """Return whether transformers and torch can be imported."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 

@@ -161,7 +161,10 @@ _SEARCH_LIMIT_S: Final = 2.0
 _REGULAR: Final = "re:"
 # Files and engines use different names for the decoder: backbone.layers.4,
 # model.language_model.layers.4, model.layers.4.
-_DECODER: Final = re.compile(r"^(?:(?:model|backbone|language_model|transformer)\.)+(?=layers\.\d)")
+_DECODER: Final = re.compile(
+    r"^(?:(?:model|backbone|language_model|transformer)\.)+"
+    r"(?=layers\.\d|visual\b|vision|audio|mtp\b|multi_modal|embed_)"
+)
 
 
 class ModuleNames:
@@ -200,7 +203,8 @@ class ModuleNames:
         Raises:
             ConfigError: the patterns take too long.
         """
-        parts = _DECODER.sub("", module).split(".")
+        own = _DECODER.sub("", module)
+        parts = own.split(".")
         runs = (
             parts[i : i + length]
             for length in self._lengths
@@ -210,7 +214,7 @@ class ModuleNames:
             return True
         began = time.thread_time()
         try:
-            return any(matches(module) for matches in self._compiled)
+            return any(matches(module) or matches(own) for matches in self._compiled)
         except TimeoutError:
             raise _too_slow() from None
         finally:
@@ -331,6 +335,30 @@ def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
     if isinstance(config, Mapping):
         return config
     return None
+
+
+def unread_quantization(shape: ModelShape) -> tuple[str, ...]:
+    """Return the names of the checkpoint's formats whose bits oomguard does not know.
+
+    A mixed checkpoint without a format for each module is such a one: its files have the bits.
+    """
+    config = quantization_config(shape) or {}
+    method = str(config.get("quant_method") or "")
+    if method not in METHODS:
+        return (f"quant_method {printable(method)}",) if method else ()
+    if not method.startswith("modelopt"):
+        return ()
+    nested = config.get("quantization")
+    own = nested if isinstance(nested, Mapping) else config
+    algorithm = str(own.get("quant_algo") or "").upper()
+    if "MIXED" not in algorithm:
+        known = not algorithm or "FP4" in algorithm or algorithm in ALGORITHM_BITS
+        return () if known else (f"quant_algo {printable(algorithm)}",)
+    layers = own.get("quantized_layers")
+    if not isinstance(layers, Mapping) or not layers:
+        return (f"quant_algo {printable(algorithm)} without quantized_layers",)
+    named = {str(fields.get("quant_algo")).upper() for fields in layers.values() if fields}
+    return tuple(f"quant_algo {printable(name)}" for name in sorted(named - set(ALGORITHM_BITS)))
 
 
 def is_repacked(shape: ModelShape) -> bool:

@@ -210,6 +210,7 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
     """
     text = text_part(config)
     with mistakes_in(path):
+        _check_architecture(config)
         heads_or_none = count_of(text, "num_attention_heads")
         layers = _needed(text, "num_hidden_layers")
         hidden = _needed(text, "hidden_size")
@@ -231,6 +232,25 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
             max_positions=_longest(text, config),
             default_length=_default_length(text, config),
             path=path,
+        )
+
+
+# Classes without a head that an engine could serve.
+_TRAINING_ONLY: Final = ("ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction")
+
+
+def _check_architecture(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the configuration names no model, or one that only trains."""
+    named = config.get("architectures")
+    if not named and not config.get("model_type"):
+        raise ConfigError(
+            "names no model: architectures and model_type are missing",
+            hint="give the config.json of a model, as transformers writes it",
+        )
+    if isinstance(named, list) and named and all(str(n).endswith(_TRAINING_ONLY) for n in named):
+        raise ConfigError(
+            f"{printable(named[0])} is a class for training, and no engine serves it",
+            hint="give the config.json of a model for generation or pooling",
         )
 
 
@@ -403,6 +423,10 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
         return heads
     if text.get("multi_query_attention") is False:
         return heads
+    if named and heads % named and not _attention_free(text):
+        raise ConfigError(
+            f"num_attention_heads is {heads}, not a multiple of num_key_value_heads {named}"
+        )
     return named or heads
 
 

@@ -111,6 +111,12 @@ def is_rocm(settings: VllmSettings) -> bool:
     return architecture_of(settings) in tables()["defaults"]["rocm_architectures"]
 
 
+def is_unmeasured_platform(settings: VllmSettings) -> bool:
+    """Return whether the GPU's name is one of a platform without measured starts, such as XPU."""
+    words = re.findall(r"[a-z]+", (settings.gpu_name or "").lower())
+    return not set(words).isdisjoint(tables()["defaults"]["unmeasured_platforms"])
+
+
 def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
     """Return the growth factor of MXFP4 experts in the engine.
 

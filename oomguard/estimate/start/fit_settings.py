@@ -113,7 +113,7 @@ def _without_images(model: Model, settings: VllmSettings) -> bool:
 
 
 def _fits(model: Model, settings: VllmSettings) -> bool:
-    return budget_start(model, settings).has_margin
+    return budget_start(model, settings).fits
 
 
 def _fits_somehow(model: Model, settings: VllmSettings) -> bool:
@@ -208,8 +208,7 @@ def _pool(model: Model, settings: VllmSettings) -> VllmSettings | None:
     if not 0 < value != now:
         return None
     changed = budget_start(model, replace(settings, kv_cache_memory_bytes=value))
-    spare = settings.gpu_total_bytes - max(stage.used_bytes for stage in changed.stages)
-    if changed.fits and spare >= changed.uncertainty_bytes:
+    if changed.fits:
         return changed.settings
     return None
 
@@ -286,7 +285,7 @@ def solve(model: Model, settings: VllmSettings, name: str) -> StartBudget | None
     if name not in _SOLVERS or (settings.device == "cpu" and name not in _ON_CPU):
         return None
     asked = budget_start(model, settings)
-    if asked.fits:
+    if asked.is_expected_to_fit:
         return None  # the start failed for a reason that the model does not cover
     found = _SOLVERS[name](model, asked.settings)
     if found is None:

@@ -15,7 +15,12 @@ from typing import Final
 
 from oomguard.core.errors import SettingError
 from oomguard.estimate.constants import since, tables
-from oomguard.estimate.model.layer_caches import LayerCache, layer_caches
+from oomguard.estimate.model.layer_caches import (
+    LayerCache,
+    compressed_caches,
+    is_compressed,
+    layer_caches,
+)
 from oomguard.estimate.model.model import Model, element_bytes
 from oomguard.estimate.model.quantization import quantizes_cache
 from oomguard.estimate.model.shape import ModelShape
@@ -173,11 +178,37 @@ class KvLayout:
 def lay_out(caches: Iterable[LayerCache], settings: KvSettings) -> KvLayout:
     """Lay out a rank's layer caches in groups, with vLLM's final block size."""
     layers = tuple(caches)
+    if any(layer.block_tokens for layer in layers):
+        return KvLayout(_packed_groups(layers), settings)
     settings, page_of_state = _align(layers, settings)
     pages = [_page(layer, settings.block_tokens, page_of_state) for layer in layers]
     if _one_kind(layers):
         return KvLayout(_one_group(layers, pages, settings), settings)
     return KvLayout(_equal_groups(_unified(layers, pages, settings)), settings)
+
+
+def _packed_groups(layers: tuple[LayerCache, ...]) -> tuple[LayerGroup, ...]:
+    """Form groups of layers that set their own blocks; every block is as wide as the widest group.
+
+    Layers of all tokens are one group. Kinds of windows that are wider are split into groups that
+    are not. Source: _get_packed_kv_cache_groups in vllm/v1/core/kv_cache_utils.py, 0.32.
+    """
+    buckets: dict[tuple[str, int, int], list[LayerCache]] = {}
+    for layer in layers:
+        key = (layer.kind, layer.window_tokens, layer.block_tokens)
+        buckets.setdefault(key, []).append(layer)
+    full = [sum(c.page_bytes for c in own) for key, own in buckets.items() if key[0] == "full"]
+    widest = max(full, default=0)
+    groups = []
+    for (kind, window, block), own in buckets.items():
+        size = sum(cache.page_bytes for cache in own)
+        number = -(-size // widest) if widest else 1
+        for i in range(number):
+            members = own[i::number]
+            indices = tuple(cache.index for cache in members)
+            pages = tuple(cache.page_bytes for cache in members)
+            groups.append(LayerGroup(kind, indices, pages, block, window))
+    return tuple(groups)
 
 
 def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSettings, int | None]:
@@ -369,6 +400,8 @@ def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...
         )
     if not model.speculation.uses_mtp_layers:
         return ()
+    if is_compressed(model.shape):
+        return compressed_caches(model.shape, model.shape.layers)
     number = model.shape.number("num_nextn_predict_layers") or 1
     like = next((c for c in reversed(_caches(model.shape, settings)) if c.kind == "full"), None)
     if like is None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from oomguard.estimate.constants import constant, since
+from oomguard.estimate.constants import constant, since, tables
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import model_runner
 from oomguard.estimate.start.cuda_graphs import cuda_graphs
@@ -94,16 +94,29 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
         graphs_uncertainty = graphs.uncertainty_bytes
     else:
         graphs_uncertainty = 0
+    between, between_uncertainty = _between_nodes(settings)
+    own = other["bytes"] + fused_allreduce_bytes(settings) - _left_out(settings, linked)
     return FixedParts(
-        non_torch_bytes=max(
-            0, other["bytes"] + fused_allreduce_bytes(settings) - _left_out(settings, linked)
-        ),
+        non_torch_bytes=max(0, own, between),
         cudagraph_bytes=graphs.bytes,
         counted_cudagraph_bytes=graphs.estimated_bytes if counted else 0,
         not_free_bytes=constant("context", version)["bytes"],
-        uncertainty_bytes=round(math.hypot(other["uncertainty_bytes"], graphs_uncertainty)),
+        uncertainty_bytes=round(
+            math.hypot(other["uncertainty_bytes"], graphs_uncertainty, between_uncertainty)
+        ),
         cudagraph_uncertainty_bytes=graphs_uncertainty,
     )
+
+
+def _between_nodes(settings: VllmSettings) -> tuple[int, int]:
+    """Return the bytes of NCCL between machines and their uncertainty, or zeros for one machine."""
+    known = tables()["several_nodes"]
+    node = known["ranks_of_a_node"]
+    if settings.tensor_parallel_size * settings.pipeline_parallel_size <= node:
+        return 0, 0
+    if settings.tensor_parallel_size <= node:
+        return 0, known["uncertainty_bytes"]
+    return known["tensor_bytes"], known["uncertainty_bytes"]
 
 
 def _left_out(settings: VllmSettings, linked: int) -> int:
@@ -117,6 +130,20 @@ def _left_out(settings: VllmSettings, linked: int) -> int:
     if off:
         return int(constant("custom_allreduce", settings.version)["bytes"])
     return 0
+
+
+def free_uncertain_bytes(settings: VllmSettings) -> int:
+    """Return by how much more memory may be free at the start than assumed; 0 if it was measured.
+
+    Without a measurement it is the spread of CUDA contexts, or of the free memory of devices that
+    share the host's.
+    """
+    if settings.device_free_bytes is None:
+        return int(constant("context", settings.version)["uncertainty_bytes"])
+    if not settings.device_free_from:
+        return 0
+    ratio = float(tables()["defaults"]["most_free_of_shared_ratio"])
+    return max(0, round(ratio * settings.gpu_total_bytes) - settings.device_free_bytes)
 
 
 def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:

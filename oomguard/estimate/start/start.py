@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from oomguard.core.records import Record
+from oomguard.estimate.fit import Fit, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,10 @@ class StartBudget(Record):
         reasons: one line for each reason why it does not fit; empty if it fits.
         kept_back_bytes: the pool's safety reserve, because starts of other versions and GPUs
             exceeded their parts.
+        unread: keys of the configuration that may shape the cache or the weights but were not read.
+        uncertain_part: the part with the largest uncertainty.
+        free_short_bytes: how much more the engine asks for than is free at its start; 0 or more.
+        free_uncertain_bytes: by how much more memory may be free than assumed.
     """
 
     model: str
@@ -175,10 +180,40 @@ class StartBudget(Record):
     assumptions: tuple[str, ...]
     reasons: tuple[str, ...]
     kept_back_bytes: int = 0
+    unread: tuple[str, ...] = ()
+    uncertain_part: str = ""
+    free_short_bytes: int = 0
+    free_uncertain_bytes: int = 0
+
+    @property
+    def fit(self) -> Fit:
+        """Return whether the engine would start: ``yes``, ``no``, or ``unsure``."""
+        set_in_bytes = self.settings.kv_cache_memory_bytes is not None
+        if set_in_bytes and self.margin_bytes < 0 and not self.unread:
+            return "no"
+        found = {answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))}
+        for short, uncertain in (
+            (self.free_short_bytes, self.free_uncertain_bytes),
+            (self.beyond_bytes, self.uncertainty_bytes + self.free_uncertain_bytes),
+        ):
+            if short > uncertain:
+                return "no"
+            if short > 0:
+                found.add("unsure")
+        if "no" in found:
+            return "no"
+        if "unsure" in found:
+            return "unsure"
+        return "no" if self.reasons else "yes"
 
     @property
     def fits(self) -> bool:
-        """Return whether the engine would start with these settings."""
+        """Return whether the engine would surely start with these settings."""
+        return self.fit == "yes"
+
+    @property
+    def is_expected_to_fit(self) -> bool:
+        """Return whether the engine would start if every part had its planned size."""
         return not self.reasons
 
     @property
@@ -187,10 +222,16 @@ class StartBudget(Record):
         return min(stage.pool_bytes - stage.needed_bytes for stage in self.stages)
 
     @property
-    def has_margin(self) -> bool:
-        """Return whether it still fits with a pool smaller by its uncertainty.
+    def beyond_bytes(self) -> int:
+        """Return the bytes of all parts beyond the device, on the fullest stage; 0 or more."""
+        return max(0, *(stage.used_bytes - self.settings.gpu_total_bytes for stage in self.stages))
 
-        A pool set in bytes is certain.
+    @property
+    def spare_bytes(self) -> int:
+        """Return the uncertain bytes to spare on the tightest stage.
+
+        A pool set in bytes is certain, but the rest of the device is not.
         """
-        set_in_bytes = self.settings.kv_cache_memory_bytes is not None
-        return self.fits and (set_in_bytes or self.margin_bytes >= self.uncertainty_bytes)
+        if self.settings.kv_cache_memory_bytes is None:
+            return self.margin_bytes
+        return self.settings.gpu_total_bytes - max(stage.used_bytes for stage in self.stages)

@@ -8,7 +8,7 @@ activation peak - non-torch memory - CUDA graphs``. The last part counts only in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,7 +23,13 @@ from oomguard.estimate.start.activations import (
     prompt_logprobs_bytes,
 )
 from oomguard.estimate.start.cuda_graphs import is_first_engine, old_driver_note
-from oomguard.estimate.start.defaults import is_rocm, known_gpu, refuse_impossible, with_defaults
+from oomguard.estimate.start.defaults import (
+    is_rocm,
+    is_unmeasured_platform,
+    known_gpu,
+    refuse_impossible,
+    with_defaults,
+)
 from oomguard.estimate.start.encoder_profile import (
     EncoderProfile,
     encoder_of,
@@ -35,6 +41,7 @@ from oomguard.estimate.start.kv_cache import StartCaches, start_caches
 from oomguard.estimate.start.non_torch import (
     FixedParts,
     fixed_parts,
+    free_uncertain_bytes,
     page_cache_bytes,
     uncertainties,
 )
@@ -231,6 +238,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(reserve_note(parts.reserve_bytes))
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
+    uncertain = _uncertain_parts(parts, stages, peaks)
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
     if by_concurrency:
@@ -261,11 +269,15 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         longest_request_tokens=min(
             caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages
         ),
-        uncertainty_bytes=round(math.hypot(_uncertainty(parts, stages, peaks), page_cache)),
+        uncertainty_bytes=round(math.hypot(_uncertainty(parts, uncertain), page_cache)),
         stages=stages,
-        assumptions=tuple(assumed),
+        assumptions=(*assumed, *_of_platform(settings)),
         reasons=tuple(_reasons(parts, stages)),
         kept_back_bytes=parts.reserve_bytes,
+        unread=(*model.unread, *("gpu_name" for _ in _of_platform(settings))),
+        uncertain_part=max(uncertain, key=lambda part: uncertain[part]),
+        free_short_bytes=_free_short_bytes(parts),
+        free_uncertain_bytes=free_uncertain_bytes(settings),
     )
 
 
@@ -443,29 +455,52 @@ def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
     )
 
 
-def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]) -> int:
-    """Return the pool's uncertainty in bytes: the root of the summed squares of its sources.
+def _uncertain_parts(
+    parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]
+) -> dict[str, float]:
+    """Return the uncertainty of each independent part of the pool in bytes, by its name."""
+    settings = parts.settings
+    peak = max(peak.uncertainty_bytes for peak in peaks)
+    found: dict[str, float] = {
+        "activations": math.hypot(*uncertainties(settings, parts.fixed, peak))
+    }
+    if settings.correction is None:
+        found["weights"] = parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)
+        if settings.compile_cache_entry is not False:
+            # a second start does not have it
+            found["compile cache"] = max(peak.compile_bytes for peak in peaks)
+        else:
+            # not every first start has it
+            found["compile cache"] = max(peak.pinned_bytes for peak in peaks)
+    if not parts.model.exact:
+        found["KV cache"] = _UNREAD_RATIO * max(stage.request_bytes for stage in stages)
+    return found
+
+
+def _uncertainty(parts: _Parts, uncertain: Mapping[str, float]) -> int:
+    """Return the pool's uncertainty in bytes: the root of the summed squares of its parts.
 
     Without a measured start of the model it is widened to the range of published starts.
     """
-    sources = list(
-        uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks))
-    )
-    if parts.settings.correction is None:
-        sources.append(
-            round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes))
-        )
-        if parts.settings.compile_cache_entry is not False:
-            sources.append(
-                max(peak.compile_bytes for peak in peaks)
-            )  # a second start does not have it
-        else:
-            sources.append(max(peak.pinned_bytes for peak in peaks))  # not every first start has it
-    if not parts.model.exact:
-        sources.append(round(_UNREAD_RATIO * max(stage.request_bytes for stage in stages)))
     if parts.settings.correction is not None or parts.settings.device == "cpu":
-        return round(math.hypot(*sources))
+        return round(math.hypot(*uncertain.values()))
+    sources = [round(size) for size in uncertain.values()]
     return widened_bytes(parts.model.shape, parts.settings, sources)
+
+
+def _of_platform(settings: VllmSettings) -> Iterator[str]:
+    """Yield the sentence about a device of a platform without measured starts."""
+    if is_unmeasured_platform(settings):
+        yield (
+            f"{settings.gpu_name}: no start of vLLM on such a device was measured, so the parts "
+            "are those of a CUDA GPU"
+        )
+
+
+def _free_short_bytes(parts: _Parts) -> int:
+    """Return how much more memory the engine asks for than is free at its start; 0 or more."""
+    free = parts.settings.gpu_total_bytes - parts.fixed.not_free_bytes
+    return max(0, parts.requested_bytes - free)
 
 
 def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:

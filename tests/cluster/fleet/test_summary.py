@@ -129,7 +129,7 @@ def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_th
         (["--pin", "max_model_len"], "pinned"),
         (
             ["--allow", "output-preserving"],
-            "--allow output-preserving forbids what reduces-capacity",
+            "--allow output-preserving does not permit reduces-capacity",
         ),
     ],
 )

@@ -103,5 +103,15 @@ def test_what_lacks_free_memory_is_sure_and_a_small_lack_of_cache_is_not(need):
     assert need.on(device(0, 24)) == Fitness(fits=True, has_margin=True)
 
 
+def test_an_unsure_start_is_placed_on_an_empty_device_only(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    share = ("--gpu-memory-utilization", "0.25", "--max-model-len", "16384")
+    need = need_of(Launch(("vllm", "serve", str(tmp_path), *share)))
+    assert need.on(device(0, 80)) == Fitness(fits=True, has_margin=False)
+    beside = need.on(device(0, 80, 40))
+    assert (beside.fits, beside.surely_not) == (False, False)
+    assert "is uncertain" in beside.reason
+
+
 def test_devices_that_serve_equally_well_keep_their_order(need):
     assert chosen(need, device(2, 24), device(0, 24), device(1, 24)) == [2, 0, 1]

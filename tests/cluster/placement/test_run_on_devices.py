@@ -43,7 +43,7 @@ def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 2 * GIB})
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible=1 order=PCI_BUS_ID\n")
-    assert "its memory need is unknown" in errors
+    assert "Its memory need is unknown" in errors
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):
     gpus.are("fails init 18")
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible= order=\n")
-    assert "did not choose devices" in errors
+    assert "Did not choose devices" in errors
     assert "version mismatch" in errors
     assert run(gpus, ("--gpus", "2,"), PRINT)[1] == "visible=2 order=PCI_BUS_ID\n"
 

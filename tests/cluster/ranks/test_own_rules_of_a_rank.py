@@ -29,7 +29,7 @@ WROTE = side_effects_row(SideEffects(changed_files=("/w/m.prom",)))
         (Policy(minimum={"max_model_len": 16384}), "below your floor of 16384"),
         (
             Policy(allow=Effect.OUTPUT_PRESERVING),
-            "--allow output-preserving forbids what reduces-capacity",
+            "--allow output-preserving does not permit reduces-capacity",
         ),
         (
             Policy(needed={"max_model_len": LeastValue(float("inf"), "it asks for")}),

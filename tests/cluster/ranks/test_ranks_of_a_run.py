@@ -65,7 +65,7 @@ def test_a_failure_of_something_else_ends_that_rank_alone_with_its_own_status(jo
     job.start(2, modes={"0": "early", "1": "other"})
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 1]
-    assert "oomguard: out of memory" not in ended[0][2] + ended[1][2]
+    assert "oomguard: Out of memory" not in ended[0][2] + ended[1][2]
     assert time.monotonic() - began_s < 30
 
 
@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     ended = job.ended()
     assert time.monotonic() - began_s < 30
     assert [status != 0 for status, _, _ in ended] == [True] * 3
-    assert "rank 1 was killed: no rank restarts" in ended[0][2]
+    assert "Rank 1 was killed: no rank restarts" in ended[0][2]
     assert job.lengths() == [[32768]] * 3
 
 
@@ -147,7 +147,7 @@ def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_
     job.ranks[1].send_signal(signal.SIGTERM)
     (first, _, errors), (second, _, _) = job.ended()
     assert (first, second) == (0, 143)
-    assert "a signal (exit status 143, signal 15 (TERM)) ended rank 1" in errors
+    assert "A signal (exit status 143, signal 15 (TERM)) ended rank 1" in errors
     assert "silent" not in errors
     (attempt,) = json.loads(report.read_text())["attempts"]
     assert (attempt["ranks"]["ended"], attempt["ranks"]["silent"]) == (

@@ -22,7 +22,7 @@ def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
     job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2"))
     slurm.wait_for_requeue(job)
     assert slurm.told(job, "%k").startswith(
-        'oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB'
+        'oomguard {"max_model_len": 1792}: One request of 32,768 tokens needs about'
     )
     assert "Requeuing the job: job=" in slurm.output(job)
     slurm.begin_now(job)

@@ -38,7 +38,7 @@ def test_the_comment_of_the_slurm_job_says_how_it_ended(tmp_path, scontrol):
     update, job, comment = json.loads((tmp_path / "words").read_text())
     assert (update, job) == ("update", "JobId=4711")
     assert comment.startswith("Comment=oomguard: ")
-    assert "One request needs about 0.02 GiB of KV cache" in comment
+    assert "One request of 32,768 tokens needs about 0.02 GiB of KV cache" in comment
     assert comment.endswith("; exit status 1 after 1 attempt")
     assert len(comment.encode()) <= 258
     assert "\n" not in comment
@@ -71,7 +71,7 @@ def test_a_comment_that_slurm_refuses_is_told_with_what_it_said(tmp_path, scontr
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
     ran = run("--slurm-comment", command=("sh", "-c", "exit 3"), env=scontrol)
     assert ran.returncode == 3
-    assert ran.stderr.endswith(f"the job comment is not set: {reason}")
+    assert ran.stderr.endswith(f"The job comment is not set: {reason}")
 
 
 def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_changes_too_long_for_a_comment_are_not_cut():
         ({"minimum": {"max_model_len": 4096}}, ("max_model_len=1792 (below your floor of 4096)",)),
         (
             {"allow": "output-preserving"},
-            ("max_model_len=1792 (--allow output-preserving forbids what reduces-capacity)",),
+            ("max_model_len=1792 (--allow output-preserving does not permit reduces-capacity)",),
         ),
     ],
 )

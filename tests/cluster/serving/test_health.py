@@ -24,34 +24,34 @@ def core_of(served) -> psutil.Process:
 
 def test_a_scheduler_that_stops_is_told_by_default_and_nothing_is_ended(serve):
     served = serve(*WATCHED)
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     served.order("chunks")  # the request stays in the step
     request = served.request()
     time.sleep(0.3)
     served.order("stuck")
-    hang = served.wait_for("The server hangs")
+    hang = served.wait_for("the server hangs")
     assert "1 requests in a step, but no counter moved for" in hang["event"]
     assert hang["to_end_it"] == "add --restart on-failure"
     served.forget("chunks")
     served.forget("stuck")
     assert request.getresponse().status == 200
-    served.wait_for("The server works again")
+    served.wait_for("the server works again")
     assert served.starts() == 1
-    assert len(served.told("The server hangs")) == 1
+    assert len(served.told("the server hangs")) == 1
     assert served.end() == 0
 
 
 def test_stuck_before_its_first_step_it_is_ended_and_started_again_where_that_is_asked_for(serve):
     served = serve(*RESTARTED)
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     served.order("stuck")
     served.request()
-    hang = served.wait_for("The server hangs")
+    hang = served.wait_for("the server hangs")
     assert "a request has waited for" in hang["event"]
     served.forget("stuck")
     again = served.wait_for("Running the command again unchanged")
-    assert again["why"].startswith("The server hangs: a request has waited for")
-    served.wait_for("The server answers", 2)
+    assert again["why"].startswith("the server hangs: a request has waited for")
+    served.wait_for("the server answers", 2)
     assert served.request().getresponse().status == 200
     assert served.starts() == 2
     assert served.end() == 0
@@ -59,23 +59,23 @@ def test_stuck_before_its_first_step_it_is_ended_and_started_again_where_that_is
 
 def test_half_a_request_and_an_idle_connection_are_no_hang(serve):
     served = serve(*RESTARTED)
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     with (
         socket.create_connection(("127.0.0.1", served.port)) as half,
         socket.create_connection(("127.0.0.1", served.port)),
     ):
         half.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")
         served.wait_for(
-            "The engine works again"
+            "the engine works again"
         )  # one token was asked for, since the connection alone does not tell
         time.sleep(1)
-    assert not served.told("The server hangs")
+    assert not served.told("the server hangs")
     assert served.end() == 0
 
 
 def test_a_server_that_lives_on_without_its_core_is_ended_in_any_case(serve):
     served = serve(*WATCHED)
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     served.order("dead")
     served.wait_for("the engine is gone")
     assert served.process.wait(60) == 1
@@ -84,9 +84,9 @@ def test_a_server_that_lives_on_without_its_core_is_ended_in_any_case(serve):
 
 def test_a_stop_of_the_user_while_it_hangs_is_a_stop(serve):
     served = serve(*WATCHED)
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     core_of(served).send_signal(signal.SIGSTOP)
-    served.wait_for("The server hangs")
+    served.wait_for("the server hangs")
     assert served.end() == 0
     assert served.starts() == 1
     assert not served.told("Running the command again")

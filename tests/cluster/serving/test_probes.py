@@ -38,7 +38,7 @@ def test_a_server_is_ready_when_it_answers_and_alive_from_the_beginning(serve):
     port = port_of(served)
     assert asked(port, "/livez") == (200, "ok\n")
     assert asked(port, "/readyz")[0] == 503
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     assert wait_for(lambda: asked(port, "/readyz") == (200, "ok\n"), 20)
     assert served.end() == 0
 
@@ -46,16 +46,16 @@ def test_a_server_is_ready_when_it_answers_and_alive_from_the_beginning(serve):
 def test_a_hang_is_neither_alive_nor_ready_and_says_why(serve):
     served = serve("--probes", "127.0.0.1:0", "--hang-after", "2")
     port = port_of(served)
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     served.order("stuck")
     served.request()
-    served.wait_for("The server hangs")
+    served.wait_for("the server hangs")
     for path in ("/livez", "/readyz"):
         status, text = asked(port, path)
         assert status == 503
-        assert text.startswith("The server hangs: a request has waited for")
+        assert text.startswith("the server hangs: a request has waited for")
     served.forget("stuck")
-    served.wait_for("The server works again")
+    served.wait_for("the server works again")
     assert asked(port, "/livez")[0] == asked(port, "/readyz")[0] == 200
     assert served.end() == 0
 

@@ -13,7 +13,7 @@ RESTARTED = ("--restart", "on-failure")
 
 def test_it_is_started_again_after_a_pause_until_it_serves(serve, tmp_path):
     served = serve(*RESTARTED, "--journal", str(tmp_path / "journal"), flags=("--fails", "2"))
-    served.wait_for("The server answers")
+    served.wait_for("the server answers")
     assert served.starts() == 3
     began = [float(line) for line in (tmp_path / "starts").read_text().split()]
     assert began[1] - began[0] >= 1

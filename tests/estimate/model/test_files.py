@@ -155,5 +155,9 @@ def test_a_hub_that_does_not_answer_is_one_message(monkeypatch):
         raise ConnectionError("offline\nand a second line")
 
     monkeypatch.setattr(hub, "hf_hub_download", refuse)
+    monkeypatch.setattr("oomguard.estimate.model.files._is_offline", lambda _: True)
+    with pytest.raises(InputError, match=r"is not in the cache .*models--some-org--some-model"):
+        find_model("some-org/some-model")
+    monkeypatch.setattr("oomguard.estimate.model.files._is_offline", lambda _: False)
     with pytest.raises(InputError, match=r"the hub did not return its config\.json \(offline\)"):
         find_model("some-org/some-model")

@@ -259,3 +259,15 @@ def test_blocks_of_another_form_are_said_to_be_not_read():
     puzzle = shape(block_configs=[{"block_type": "moe"}] * 4)
     assert layer_kinds(puzzle) == ("full",) * 4
     assert unread_fields(puzzle) == ("block_configs",)
+
+
+def test_a_key_that_nobody_knows_is_unread_with_its_name_unless_it_has_no_size():
+    for changes, unread in [
+        ({"kv_sketch_ratio": 4}, ("kv_sketch_ratio",)),
+        ({"compress_ratios": [4, 128]}, ("compress_ratios",)),
+        ({"model_type": "llama_of_tomorrow"}, ("model_type 'llama_of_tomorrow'",)),
+        ({"is_encoder_decoder": True}, ("is_encoder_decoder",)),
+        ({"kv_sketch_ratio": None, "compress_ratios": []}, ()),
+        ({"my_tokenizer_version": "2", "attention_dropout": 0.1, "bos_token_id": 1}, ()),
+    ]:
+        assert unread_fields(shape(**changes)) == unread

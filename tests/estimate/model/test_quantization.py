@@ -10,6 +10,7 @@ from oomguard.estimate.model.quantization import (
     quantizes_cache,
     quantizes_mtp,
     size_loaded_parameters,
+    unread_quantization,
 )
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.model.weight_headers import Parameter
@@ -286,3 +287,24 @@ def test_mtp_layers_are_quantised_unless_the_checkpoint_leaves_them_alone(subtes
     ]:
         with subtests.test(name):
             assert quantizes_mtp(read_shape({**LLAMA, "quantization_config": config})) is quantised
+
+
+def test_a_format_of_unknown_bits_is_named():
+    for config, unread in [
+        ({"quant_method": "of_tomorrow"}, ("quant_method 'of_tomorrow'",)),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ()),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            ("quant_algo 'MIXED_PRECISION' without quantized_layers",),
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"layers.0.mlp": {"quant_algo": "W3"}},
+            },
+            ("quant_algo 'W3'",),
+        ),
+    ]:
+        shape = read_shape({**LLAMA, "quantization_config": config})
+        assert unread_quantization(shape) == unread

@@ -86,3 +86,12 @@ def test_what_a_file_calls_the_decoder_does_not_matter(subtests):
             assert named.has(MODULE)
             assert not named.has("model.layers.4.mlp.gate_proj")
             assert not named.has("model.vision_tower.layers.3.mlp.up_proj")
+
+
+def test_a_trailing_wildcard_covers_the_tree_behind_any_prefix_of_the_decoder():
+    """ModelOpt writes module_path*, with the file's own prefix of the decoder."""
+    for pattern in ("backbone.layers.12.mixer*", "language_model.model.layers.12.mixer*"):
+        names = ModuleNames([pattern])
+        assert names.has("model.layers.12.mixer.in_proj")
+        assert not names.has("model.layers.120.mixer.in_proj")
+    assert ModuleNames(["model.visual*"]).has("visual.blocks.0.attn.qkv")

@@ -1,0 +1,26 @@
+"""Answer whether something fits: yes, no, or unsure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# ``unsure`` when more is uncertain than spare, or when something of unknown size is not counted.
+Fit = Literal["yes", "no", "unsure"]
+
+
+def answer(spare_bytes: int, uncertain_bytes: int, *, unread: bool = False) -> Fit:
+    """Return whether something fits, from the bytes to spare and their uncertainty.
+
+        >>> answer(3 << 30, 2 << 30)
+        'yes'
+
+    Args:
+        spare_bytes: the bytes beyond the need; negative if they are missing.
+        uncertain_bytes: by how much that number may be wrong in both directions.
+        unread: whether something of unknown size is not counted.
+    """
+    if spare_bytes + uncertain_bytes < 0:
+        return "no"
+    if unread or spare_bytes < uncertain_bytes:
+        return "unsure"
+    return "yes"
