@@ -257,7 +257,7 @@ def test_the_situation_is_recognized_with_its_numbers(log, rule, facts):
     assert _facts(incident) == facts
 
 
-def test_the_explanation_names_the_limit_who_had_most_and_who_was_ended():
+def test_explanation_names_limit_largest_user_and_victim():
     text = _only(KERNEL).causes[0].explanation
 
     assert (
