@@ -56,11 +56,13 @@ class HungStart:
     root: int
     end: CommandTerminator
     quiet_s: float = QUIET_S
+    _is_engine: bool = False
     _ended: TerminationReason | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
-    def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
+    def began(self, _number: int, launch: Launch, _pid: int | None) -> None:
         """Begin to watch an attempt."""
+        self._is_engine = any(engine.is_own_command(launch.argv) for engine in launchers())
         self._ended = None
         self._over = threading.Event()
         threading.Thread(
@@ -94,7 +96,7 @@ class HungStart:
                 quiet_s = 0.0
                 cpu_s = _cpu_s(self.root)
                 continue
-            if not has_engine(self.root):
+            if not self._is_engine and not has_engine(self.root):
                 continue  # a loop that tries again, or a reader of a log
             failed = self._failure()
             if failed is None or over.is_set() or self.end.is_stopped():

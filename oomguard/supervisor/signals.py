@@ -54,6 +54,8 @@ class StopKeyCounter:
 
 # After this many requests to stop, the command is killed, even within its grace period.
 IMPATIENT_COUNT: Final = 3
+# A busy machine can report a stop of the whole group after the end of the command that got it too.
+_JUST_ENDED_S: Final = 1.0
 
 
 class SignalForwarder:
@@ -96,6 +98,7 @@ class SignalForwarder:
         self._keys = StopKeyCounter()
         self._closed = closed
         self._runs = False
+        self._detached_s = float("-inf")
         self._terminal: TerminalJob | None = None
         self._grace_s = 0.0
         self._lock = threading.Lock()
@@ -180,6 +183,7 @@ class SignalForwarder:
         """Keep signals from now on, because the command has ended."""
         with self._lock:
             self._runs = False
+            self._detached_s = time.monotonic()
             self._terminal = None
         self._stops_us(does=True)
 
@@ -208,7 +212,9 @@ class SignalForwarder:
     def note_delivery(self, *, reached: bool) -> None:
         """Record whether the command got the stop while it lived."""
         with self._lock:
-            self.stopped_between_runs = self.stopped_by is not None and not reached
+            self.stopped_between_runs = (
+                self.stopped_by is not None and not reached and not self._has_just_ended()
+            )
 
     def _stray(self, number: int, _frame: FrameType | None) -> None:
         self._strays.append(number)
@@ -271,8 +277,12 @@ class SignalForwarder:
         self.last_stop_s = time.monotonic()
         if self.stopped_by is None:
             self.stopped_by = signal.Signals(number)
-            self.stopped_between_runs = not self._runs
+            self.stopped_between_runs = not self._runs and not self._has_just_ended()
             self.on_stop()
+
+    def _has_just_ended(self) -> bool:
+        """Return whether the command ended so recently that the last stop may have reached it."""
+        return self.last_stop_s - self._detached_s < _JUST_ENDED_S
 
     def _send(self, number: int, code: int | None, sender: int | None, *, is_stop: bool) -> None:
         if is_stop and self._grace_s == 0:

@@ -148,3 +148,15 @@ def test_no_more_than_so_many_entries_are_looked_at(work, monkeypatch):
     monkeypatch.setattr(module, "MOST_ENTRIES", 10)
 
     assert len(found(work, since_ns)) <= 10
+
+
+def test_hidden_results_and_records_named_after_a_log_count(work):
+    since_ns = later()
+    (work / ".out").mkdir()
+    names = (".results.jsonl", ".out/all.json", "run.log.jsonl")
+    for name in names:
+        (work / name).write_text("1")
+    (work / "run.log.1").write_text("1")
+    (work / ".results.jsonl.swp").write_text("1")
+
+    assert set(found(work, since_ns)) == set(names)
