@@ -1,0 +1,49 @@
+"""Test the first actions of whole logs, as a user sees them."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.scan.source import read_lines
+
+if TYPE_CHECKING:
+    from oomguard.core.incident import Incident
+
+
+def _first_cause(text: str) -> Incident:
+    found = diagnose_lines(read_lines(io.BytesIO(text.encode()))).first_cause
+    assert found is not None
+    return found
+
+
+def test_known_weights_at_a_high_share_need_a_smaller_checkpoint() -> None:
+    incident = _first_cause(
+        """\
+INFO 03-04 10:00:00 api_server.py:528] vLLM API server version 0.6.4
+INFO args: Namespace(model='org/Model-13B', tensor_parallel_size=1, gpu_memory_utilization=0.92)
+INFO 03-04 10:01:00 model_runner.py:1067] Loading model weights took 22.4000 GB
+ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.
+"""
+    )
+    names = [action.id for action in incident.actions]
+    assert names[:2] == ["smaller_checkpoint", "tensor_parallel_size"]
+    assert "gpu_memory_utilization" not in names
+
+
+def test_llamacpp_context_fits_the_printed_buffers() -> None:
+    incident = _first_cause(
+        """\
+llama_model_load_from_file_impl: using device CUDA0 (NVIDIA RTX A5000) (0000:02:00.0) - 14000 MiB free
+load_tensors:        CUDA0 model buffer size =  6000.00 MiB
+llama_context: n_ctx         = 65536
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9216.00 MiB on device 0: cudaMalloc failed: out of memory
+llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
+"""
+    )
+    first, second = incident.actions[:2]
+    assert (first.id, first.new) == ("ctx_size", 41984)
+    assert first.title == "Lower the context (-c) from 65536 to 41984"
+    assert 6000 + 9216 * 41984 / 65536 < 14000 - 512
+    assert second.id == "kv_cache_dtype"
