@@ -420,6 +420,8 @@ def _specs() -> dict[str, FactSpec]:
             "the traceback passes a whole data set to a model, by its variable's name",
         ),
         ("buffer", "str", "purpose of the failed buffer"),
+        ("max_loras", "int", "LoRA adapters that one batch may use"),
+        ("max_lora_rank", "int", "largest rank of a LoRA adapter"),
         ("kv_buffer_bytes", "int", "allocated buffer of llama.cpp's KV cache on the first device"),
         ("several_devices", "bool", "llama.cpp's weights are on several devices"),
         ("own_bytes", "int", "device memory of the failed process"),

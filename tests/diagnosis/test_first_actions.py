@@ -47,3 +47,20 @@ llama_init_from_model: failed to initialize the context: failed to allocate buff
     assert first.title == "Lower the context (-c) from 65536 to 41984"
     assert 6000 + 9216 * 41984 / 65536 < 14000 - 512
     assert second.id == "kv_cache_dtype"
+
+
+def test_many_lora_slots_are_halved_before_anything_else() -> None:
+    incident = _first_cause(
+        """\
+INFO 03-04 10:00:00 api_server.py:528] vLLM API server version 0.11.0
+  File "/opt/vllm/lora/layers/base_linear.py", line 70, in create_lora_weights
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total \
+capacity of 47.40 GiB of which 200.00 MiB is free. Including non-PyTorch memory, this process \
+has 47.20 GiB memory in use. Of the allocated memory 46.50 GiB is allocated by PyTorch, and \
+20.00 MiB is reserved by PyTorch but unallocated.
+options: --enable-lora --max-loras 32 --max-lora-rank 128
+"""
+    )
+    first, second = incident.actions[:2]
+    assert (first.id, first.new, first.command) == ("max_loras", 16, "--max-loras 16")
+    assert (second.id, second.new) == ("max_lora_rank", 64)
