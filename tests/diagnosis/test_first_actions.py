@@ -64,3 +64,26 @@ options: --enable-lora --max-loras 32 --max-lora-rank 128
     first, second = incident.actions[:2]
     assert (first.id, first.new, first.command) == ("max_loras", 16, "--max-loras 16")
     assert (second.id, second.new) == ("max_lora_rank", 64)
+
+
+_TOO_LONG = """\
++ vllm serve org/Model-9B --max-model-len 30000 --gpu-memory-utilization 0.88
+(EngineCore_DP0 pid=71) ERROR 05-06 08:00:00 [core.py:843] ValueError: To serve at least one \
+request with the model's max seq len (30000), 4.00 GiB KV cache is needed, which is larger than \
+the available KV cache memory (3.10 GiB). Based on the available memory, the estimated maximum \
+model length is 23248.
+"""
+_WARM_UP = """\
++ vllm serve org/Model-9B --max-model-len 30000 --gpu-memory-utilization 0.96
+(EngineCore_DP0 pid=PID) ERROR 05-06 08:05:00 [core.py:843] RuntimeError: CUDA out of memory \
+occurred when warming up sampler with 512 dummy requests. Please try lowering `max_num_seqs` or \
+`gpu_memory_utilization` when initializing the engine.
+"""
+
+
+def test_the_last_of_several_starts_gets_the_action() -> None:
+    again = _first_cause(_TOO_LONG + _WARM_UP.replace("PID", "95"))
+    assert again.kind == "sampler_warmup_oom"
+    assert again.actions[0].id == "max_num_seqs"
+    same_start = _first_cause(_TOO_LONG + _WARM_UP.replace("PID", "71"))
+    assert same_start.kind == "kv_cache_too_small_for_max_len"
