@@ -530,9 +530,11 @@ def summary_lines(groups: Sequence[ShownIncident], options: PanelOptions) -> Ite
         incident = shown.incident
         at = incident.location.line
         place = "" if at is None else f"line {at}: "
-        text = f"{_MARGIN}{number}. {place}"
-        room = max(options.width, _COLUMNS) - len(text)
-        yield Text(f"{text}{shortened(what_died(incident), room)}", no_wrap=True)
+        text = f"{number}. {place}{what_died(incident)}"
+        if options.width >= _COLUMNS:
+            text = shortened(text, options.width - len(_MARGIN))
+        yield from _hung(text, options, first=_MARGIN)
     if len(rows) < len(groups):
-        yield Text(f"{_MARGIN}{len(groups) - len(rows)} more: oomguard diagnose --verbose")
+        more = f"{len(groups) - len(rows)} more: oomguard diagnose --verbose"
+        yield from _hung(more, options, first=_MARGIN)
     yield Text()
