@@ -1039,7 +1039,7 @@ def _share_in_force(incident: Incident) -> tuple[float, str] | None:
     total = incident.number("device_total_bytes")
     if incident.phase == "cudagraph_capture" and allocated is not None and total:
         held = (allocated - (incident.number("private_pool_bytes") or 0)) / total
-        return held, "{:.3f} of the device was allocated before the capture"
+        return held, "tensors filled {:.1%} of the device before the capture"
     own = own_share_ratio(incident)
     others = incident.number("others_ratio") or 0.0
     if "launch_shown" not in incident.facts or own is None or not total or others > _OTHERS_RATIO:

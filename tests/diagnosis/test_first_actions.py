@@ -87,3 +87,21 @@ def test_the_last_of_several_starts_gets_the_action() -> None:
     assert again.actions[0].id == "max_num_seqs"
     same_start = _first_cause(_TOO_LONG + _WARM_UP.replace("PID", "71"))
     assert same_start.kind == "kv_cache_too_small_for_max_len"
+
+
+def test_a_share_near_the_whole_device_is_lowered_for_graphs() -> None:
+    incident = _first_cause(
+        """\
+vllm serve openai/gpt-oss-20b --gpu-memory-utilization 0.97
+(EngineCore pid=8) INFO 02-03 [gpu_worker.py:375] Available KV cache memory: 6.10 GiB
+(EngineCore pid=8) ERROR 02-03 File "vllm/v1/worker/gpu_model_runner.py", line 44, in capture_model
+(EngineCore pid=8) ERROR 02-03 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate \
+120.00 MiB. GPU 0 has a total capacity of 23.60 GiB of which 50.00 MiB is free. Including \
+non-PyTorch memory, this process has 23.40 GiB memory in use. Of the allocated memory 22.60 GiB \
+is allocated by PyTorch, and 80.00 MiB is reserved by PyTorch but unallocated.
+"""
+    )
+    first = incident.actions[0]
+    assert first.id == "gpu_memory_utilization"
+    assert isinstance(first.new, float)
+    assert 0.85 < first.new < 0.97
