@@ -51,6 +51,7 @@ RAISING = {
     "lease_folder": ("'/tmp/planted'", "only a flag"),
     "restart": ("'on-failure'", "must be no"),
     "hang_after": ("'1s'", "only a flag"),
+    "host_reserve": ("'0'", "only a flag"),
     "termination_message": ("'/tmp/planted.txt'", "only a flag"),
     "probes": ("'8090'", "only a flag"),
     "exit_status": ("'by-cause'", "only a flag"),

@@ -77,12 +77,12 @@ def test_a_command_is_planned_however_it_is_pasted_and_keeps_its_other_flags(pla
 
 def test_flags_that_take_memory_and_are_not_counted_are_named_once_with_the_reason(plan):
     ran = plan(
-        "vllm serve m --swap-space 4 --enable-dbo --load-format dummy --swap-space 8 --gpu-memory 24GiB"
+        "vllm serve m --kv-offloading-backend native --enable-dbo --load-format dummy --gpu-memory 24GiB"
     )
 
     (line,) = [line for line in ran.output.splitlines() if "not counted" in line]
     assert line.endswith(
-        "--swap-space (host memory for requests that wait), --enable-dbo (two halves of a step at once)"
+        "--kv-offloading-backend (a cache in host memory), --enable-dbo (two halves of a step at once)"
     )
 
 

@@ -211,7 +211,7 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
         ("{tried_bytes}", "2147483648"),
         ("{tried_bytes:GiB}", "2.00 GiB"),
         ("{gpu_memory_utilization_ratio}", "0.92"),
-        ("{gpu_memory_utilization_ratio:percent}", "92.0 %"),
+        ("{gpu_memory_utilization_ratio:percent}", "92.0%"),
         ("{exit_signal:signal}", "SIGILL"),
         ("{max_num_seqs:signal}", "signal 256"),
         ("{prefix_caching}", "True"),

@@ -104,7 +104,7 @@ def test_a_port_in_use_is_told_with_the_command_that_finds_its_holder_and_the_co
 
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     documented = next(
-        line for line in DOCS.read_text().splitlines() if "no metrics are served" in line
+        line for line in DOCS.read_text().splitlines() if "No metrics are served" in line
     )
     assert documented.replace("9400", str(port)) in ran.stderr.splitlines()
 
