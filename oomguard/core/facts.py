@@ -431,6 +431,8 @@ def _specs() -> dict[str, FactSpec]:
         ("buffer", "str", "purpose of the failed buffer"),
         ("max_loras", "int", "LoRA adapters that one batch may use"),
         ("max_lora_rank", "int", "largest rank of a LoRA adapter"),
+        ("verl_rollout", "bool", "verl's command sets the rollout's utilization"),
+        ("verl_offload_off", "bool", "verl's trainer keeps its weights or optimizer on the device"),
         ("kv_buffer_bytes", "int", "allocated buffer of llama.cpp's KV cache on the first device"),
         ("several_devices", "bool", "llama.cpp's weights are on several devices"),
         ("own_bytes", "int", "device memory of the failed process"),

@@ -105,3 +105,19 @@ is allocated by PyTorch, and 80.00 MiB is reserved by PyTorch but unallocated.
     assert first.id == "gpu_memory_utilization"
     assert isinstance(first.new, float)
     assert 0.85 < first.new < 0.97
+
+
+def test_verl_lowers_the_share_of_its_rollout_first() -> None:
+    incident = _first_cause(
+        """\
+overrides: ['actor_rollout_ref.rollout.gpu_memory_utilization=0.7', \
+'actor_rollout_ref.actor.fsdp_config.optimizer_offload=False']
+  File "/opt/verl/workers/sharding_manager/fsdp_vllm.py", line 90, in __enter__
+    self.inference_engine.wake_up(tags=["weights"])
+  File "/opt/vllm/device_allocator/cumem.py", line 60, in wake_up
+RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62
+"""
+    )
+    first, second = incident.actions[:2]
+    assert first.command == "actor_rollout_ref.rollout.gpu_memory_utilization=0.5"
+    assert "optimizer_offload=True" in (second.command or "")
