@@ -80,7 +80,7 @@ def _page(text: str, rules: RuleSet) -> str:
 
     found = find_error_messages(text)
     if found:
-        return message_text(found[0], found[1:], _incident(text, rules))
+        return message_text(found[0], found[1:], _incident(text, rules), text)
     return _recognized(text, rules)
 
 

@@ -316,6 +316,26 @@ class Incident(Record):
     certainty_ratio: float | None = None
     missing: Missing | None = None
 
+    def is_of_next_start(self, earlier: Incident) -> bool:
+        """Return whether the engine failed to start, and this is the same again in a later start.
+
+        Free memory that lacks under the same share is not: the earlier process may still hold it.
+        """
+        if not (self.is_at_start and earlier.is_at_start):
+            return False
+        share = "gpu_memory_utilization_ratio"
+        is_leftover = self.kind == "startup_free_memory_below_utilization"
+        if is_leftover and self.number(share) == earlier.number(share):
+            return False
+        model, known = self.facts.get("model"), earlier.facts.get("model")
+        if model is not None and known is not None and model.value != known.value:
+            return False
+        name, _, pid = (self.location.process or "").partition(" pid=")
+        known_name, _, known_pid = (earlier.location.process or "").partition(" pid=")
+        if pid and known_pid:
+            return name == known_name and pid != known_pid
+        return self.start > earlier.start
+
     @property
     def is_oom(self) -> bool:
         """Whether memory ran short and therefore a process or request failed."""
@@ -454,11 +474,15 @@ class Diagnosis(ShownRecord):
     def first_cause(self) -> Incident | None:
         """The incident to act on: the first out-of-memory failure, otherwise the first incident.
 
-        None if there are no incidents.
+        If the user started the engine again and it failed again, the last start decides. None if
+        there are no incidents.
         """
+        first: Incident | None = None
         for incident in self.incidents:
-            if incident.is_oom:
-                return incident
+            if incident.is_oom and (first is None or incident.is_of_next_start(first)):
+                first = incident
+        if first is not None:
+            return first
         if self.incidents:
             return self.incidents[0]
         return None

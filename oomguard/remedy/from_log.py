@@ -1118,7 +1118,7 @@ def _share_in_force(incident: Incident) -> tuple[float, str] | None:
     total = incident.number("device_total_bytes")
     if incident.phase == "cudagraph_capture" and allocated is not None and total:
         held = (allocated - (incident.number("private_pool_bytes") or 0)) / total
-        return held, "{:.3f} of the device was allocated before the capture"
+        return held, "tensors filled {:.1%} of the device before the capture"
     own = own_share_ratio(incident)
     others = incident.number("others_ratio") or 0.0
     if "launch_shown" not in incident.facts or own is None or not total or others > _OTHERS_RATIO:
@@ -1190,6 +1190,56 @@ def _without_figures(incident: Incident, now: float | None) -> Solution:
     return Solution(None, why, unknown=(missing,))
 
 
+# llama.cpp prints what the first device had free, the buffer of the weights, and the buffers of the
+# whole context. The compute buffer also grows with the context.
+
+_CONTEXT_STEP_TOKENS: Final = 1024
+# Before the compute buffer is printed, it gets this share of what the weights leave, or more.
+_COMPUTE_RATIO: Final = 0.25
+_LEAST_COMPUTE_BYTES: Final = 512 * MIB
+# The driver and other programs may take a little more at the next start.
+_DRIVER_RATIO: Final = 0.03
+
+
+def context_for_buffers(incident: Incident) -> Solution:
+    """Take the longest context whose buffers fit next to the weights in the free memory."""
+    free = incident.number("initial_free_bytes")
+    weights = incident.number("model_weights_bytes")
+    context = incident.number("max_model_len_tokens")
+    tried = incident.number("tried_bytes")
+    is_compute = "buffer" in incident.facts and incident.facts["buffer"].value == "compute"
+    cache = tried
+    if is_compute:
+        cache = incident.number("kv_buffer_bytes")
+    if not free or not weights or not context or not tried or not cache:
+        missing = "the free memory and each buffer: not printed"
+        return Solution(None, "shrinks the KV cache in proportion", unknown=(missing,))
+    if incident.kind != "llamacpp_oom":
+        return Solution(None, "shrinks the KV cache in proportion")  # the figures are a GPU's
+    if "several_devices" in incident.facts:
+        missing = "how the buffers are divided among the devices: not known"
+        return Solution(None, "shrinks the KV cache in proportion", unknown=(missing,))
+    room = free - weights
+    if is_compute:
+        needed = cache + tried
+        usable = room - _DRIVER_RATIO * free
+    else:
+        needed = cache
+        usable = room - max(_COMPUTE_RATIO * room, _LEAST_COMPUTE_BYTES)
+    steps = math.floor(context * usable / needed / _CONTEXT_STEP_TOKENS)
+    value = steps * _CONTEXT_STEP_TOKENS
+    if value <= 0:
+        why = f"{format_gib(max(room, 0))} next to the weights is too little for a context"
+        return Solution(None, why)
+    if value >= context:
+        return Solution(None, "the log's figures leave room for this context")
+    why = (
+        f"the weights leave {format_gib(room)} of the free {format_gib(free)}, and the buffers of "
+        f"{context:g} tokens need {format_gib(needed)}"
+    )
+    return Solution(value, why, round(needed * (1 - value / context)))
+
+
 # All solvers that a rule's fix may name.
 SOLVERS: Final[Mapping[str, Solver]] = {
     **PRINTED,
@@ -1201,6 +1251,7 @@ SOLVERS: Final[Mapping[str, Solver]] = {
     "kv_bytes_for_reserve": kv_bytes_for_reserve,
     "utilization_for_reserve": utilization_for_reserve,
     "host_ratio_within_free": host_ratio_within_free,
+    "context_for_buffers": context_for_buffers,
     "options_for_pieces": options_for_pieces,
     "page_for_requests": page_for_requests,
     "ranks_for_weights": ranks_for_weights,

@@ -76,6 +76,10 @@ def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
         stages = 1
     if estimated is None:
         return None
+    total = incident.number("device_total_bytes")
+    pool = incident.number("kv_cache_available_bytes")
+    if total and pool and pool > 0 and estimated / max(1, stages) > total - pool:
+        return None  # the loaded weights are smaller than the name says, such as in 4 bits
     return _SURE_OF_ESTIMATE * estimated / max(1, stages)
 
 

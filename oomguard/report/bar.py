@@ -152,10 +152,6 @@ class BudgetBar:
             yield from self._bar(parts, marks, total, options.max_width, colored=colored)
         rows = [_row(segment, shares=bool(total)) for segment in parts]
         yield from self._legend(parts, marks, rows, options.max_width, colored=colored)
-        if not total:
-            from rich.text import Text
-
-            yield Text("of a device of unknown size")
 
     def _marks(self, parts: tuple[BarSegment, ...]) -> list[str]:
         """Return one pattern for each part, because a color alone does not distinguish enough."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -15,6 +16,8 @@ from oomguard.rules.rule import Rule
 
 _MOST_MESSAGES: Final = 5
 _MESSAGE_CHARS: Final = 90
+# Status 137 and the like belong to the message; sizes and counts are examples.
+_FIGURE: Final = re.compile(r"\d+(?:\.\d+)? ?[KMG]i?B\b|\(\d+\)|\d{4,}|\d dummy")
 
 
 def rule_text(rule: Rule, facts: Mapping[str, Fact]) -> str:
@@ -26,6 +29,8 @@ def rule_text(rule: Rule, facts: Mapping[str, Fact]) -> str:
     """
     lines = [f"# {rule.code}: {rule.title}", ""]
     example = " ".join(filter(None, (render(rule.summary, facts), render(rule.why, facts))))
+    if facts:
+        example = f"**An example.** {example}"
     lines += [example, "", f"**How to check it.** {render(rule.confirm, facts)}", ""]
     lines += ["**What helps.**", ""]
     for fix in rule.fixes:
@@ -68,7 +73,10 @@ def cause_text(cause: str, rules: Sequence[Rule]) -> str:
 
 
 def message_text(
-    message: ErrorMessage, similar: Sequence[ErrorMessage] = (), own: Incident | None = None
+    message: ErrorMessage,
+    similar: Sequence[ErrorMessage] = (),
+    own: Incident | None = None,
+    pasted: str = "",
 ) -> str:
     """Return the page of one message as Markdown, for a terminal.
 
@@ -76,9 +84,13 @@ def message_text(
         message: the message.
         similar: other messages that the user may have meant.
         own: the failure that a signature finds in the user's text; None if there is none.
+        pasted: the user's text; the stored message is marked as an example if its numbers differ.
     """
     title = next(phase.title for phase in phases() if phase.id == message.phase)
-    lines = [f"# {message.text}", "", f"{message.program}. {title}.", ""]
+    about = f"{message.program}. {title}."
+    if pasted and _FIGURE.search(message.text) and message.text not in pasted:
+        about = f"{about} The numbers of this message are an example."
+    lines = [f"# {message.text}", "", about, ""]
     lines += [f"**Meaning.** {message.meaning}", "", f"**Do this.** {message.do}", ""]
     if message.command:
         lines += [f"    {message.command}", ""]

@@ -351,11 +351,10 @@ def _bar(budget: Budget) -> str:
         f'<td class="dim">{_escaped(part.source)}</td></tr>\n'
         for part in parts
     )
+    whole = ""
     if total:
-        whole = f"of {format_gib(total)}"
-    else:
-        whole = "of a device of unknown size"
-    return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}{conflict}"
+        whole = _element("p", f"of {format_gib(total)}", "dim")
+    return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{whole}{conflict}"
 
 
 def _cause(cause: Cause, title: str, *, first: bool) -> str:

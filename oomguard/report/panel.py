@@ -511,18 +511,30 @@ def _foot(incident: Incident, options: PanelOptions) -> list[Text]:
     return lines
 
 
+# With more lines the panel's first action would be too far down.
+_MOST_SUMMARY_ROWS: Final = 3
+
+
 def summary_lines(groups: Sequence[ShownIncident], options: PanelOptions) -> Iterable[Text]:
-    """Yield the table of several failures, the one to act on first."""
+    """Yield the table of several failures, the one to act on first, with a line for each."""
     from rich.text import Text
 
-    heading = f"oomguard: {len(groups)} failures, the first cause on top"
+    heading = f"oomguard: {len(groups)} failures, the one to act on first"
     for line in _hung(heading, options):
         line.stylize("bold")
         yield line
-    for number, shown in enumerate(groups, 1):
+    rows = groups
+    if not options.full and len(groups) > _MOST_SUMMARY_ROWS:
+        rows = groups[: _MOST_SUMMARY_ROWS - 1]
+    for number, shown in enumerate(rows, 1):
         incident = shown.incident
         at = incident.location.line
         place = "" if at is None else f"line {at}: "
         text = f"{number}. {place}{what_died(incident)}"
+        if options.width >= _COLUMNS:
+            text = shortened(text, options.width - len(_MARGIN))
         yield from _hung(text, options, first=_MARGIN)
+    if len(rows) < len(groups):
+        more = f"{len(groups) - len(rows)} more: oomguard diagnose --verbose"
+        yield from _hung(more, options, first=_MARGIN)
     yield Text()

@@ -15,6 +15,7 @@ _FILE: Final = Path(__file__).with_name("error_messages.toml")
 # Exit status 137 and Windows' error 1455 name a failure; any other number is an example.
 _NUMBER: Final = re.compile(r"(?!(?:137|1455)\b)\d+(?:[.,]\d+)*")
 _WORD: Final = re.compile(r"[a-z_#][\w#./-]*[\w#]|#")
+_CLASS: Final = re.compile(r"(?:[\w.]+\.)?\w*(?:error|exception): ")
 _QUOTES: Final = str.maketrans(dict.fromkeys("`'\"\u2018\u2019\u201c\u201d*", ""))
 # A shorter text fits too many messages.
 _LEAST_LETTERS: Final = 5
@@ -113,7 +114,10 @@ def _likeness(wanted: str, known: str) -> tuple[float, float]:
         return 4.0, 0.0
     if known.rstrip(".") in wanted:  # a line of a log, or more; the longest message fits best
         return 3.0, float(len(known))
-    if wanted.rstrip(".") in known:  # a part; the shortest message has least besides
+    part = wanted.rstrip(".")
+    if known.startswith(part) or _CLASS.sub("", known, count=1).startswith(part):
+        return 2.5, -float(len(known))  # its beginning; the shortest message has least besides
+    if part in known:  # a part; the shortest message has least besides
         return 2.0, -float(len(known))
     weights = _weights()
     words = set(_WORD.findall(wanted))

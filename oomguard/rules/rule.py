@@ -22,6 +22,7 @@ _EFFECTS: Final = {str(effect): effect for effect in Effect}
 # The solvers that a fix may name; they are functions of remedy/solvers.
 SOLVERS: Final = (
     "blocks_for_max_len",
+    "context_for_buffers",
     "graphs_that_were_captured",
     "host_cache_within_free",
     "host_ratio_within_free",

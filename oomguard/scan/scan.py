@@ -147,7 +147,9 @@ class HostTasks:
 
 _EVENT: Final = "oomguard: "
 _PANEL: Final = "oomguard["
-_SUMMARY: Final = re.compile(r"oomguard: \d+ failures, the first cause on top")
+_SUMMARY: Final = re.compile(
+    r"oomguard: \d+ failures, the (?:one to act on first|first cause on top)"
+)
 # A heading, the log's quoted line, or a margin of two columns, which no frame of a traceback has. A
 # launcher may have put its rank before the line.
 _PANEL_LINE: Final = re.compile(

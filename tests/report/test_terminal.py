@@ -262,11 +262,11 @@ def test_without_color_no_text_is_lost():
     assert strip_escapes(colored.replace("\n", "\t")).replace("\t", "\n") == shown(diagnosis(CUDA))
 
 
-def test_several_failures_open_with_a_table_the_first_cause_on_top():
+def test_several_failures_open_with_a_table_in_order_of_action():
     text = shown(diagnosis(*LOG[:3], SHORT))
     lines = text.splitlines()
 
-    assert lines[0] == "oomguard: 2 failures, the first cause on top"
+    assert lines[0] == "oomguard: 2 failures, the one to act on first"
     assert lines[1].startswith("  1. line 2: vLLM could not start: no memory is left")
     assert text.count("Do this: ") == 1
     assert shown(diagnosis(*LOG[:3], SHORT), full=True).count("Do this: ") == 2

@@ -54,6 +54,8 @@ def test_a_part_of_a_message_is_enough():
         ("larger than the available KV cache memory", "To serve at least one request"),
         ("warming up sampler", "when warming up sampler"),
         ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
+        ("CUDA out of memory. Tried to allocate", "torch.OutOfMemoryError: CUDA out of memory"),
+        ("find a valid cuDNN algorithm", "Unable to find a valid cuDNN algorithm"),
         ("see root cause above", "Engine core initialization failed"),
         ("exit code 137", "OOMKilled"),
         ("os error 1455", "paging file"),
@@ -117,3 +119,19 @@ def test_an_unknown_code_or_text_ends_with_2_and_the_nearest_name():
         assert run.returncode == 2, word
         assert hint in run.stderr, word
         assert len(run.stderr.splitlines()) == 2, word
+
+
+def test_numbers_of_a_stored_message_are_marked_as_an_example():
+    run = oomguard("CUDA out of memory. Tried to allocate 3.00 GiB")
+    stored = oomguard(error_messages()[0].text)
+
+    assert "are an example" in run.stdout
+    assert "are an example" not in stored.stdout
+
+
+def test_old_torch_and_xla_name_the_own_process_first():
+    old = find_error_messages("GiB already allocated; 0 bytes free")[0]
+    xla = find_error_messages("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")[0]
+
+    assert old.do.startswith("Put the failing call under oomguard.guard")
+    assert "PREALLOCATE=false" in xla.command
