@@ -151,3 +151,15 @@ def test_a_setting_that_another_one_overrules_is_not_offered():
         )
 
         assert ("gpu_memory_utilization up" in actions(incident)) is offered
+
+
+def test_python_commands_name_their_imports():
+    commands = [text for row in default_rules().actions.wordings for text in row.commands]
+    guarded = [text for text in commands if "oomguard.guard" in text]
+    quantized = [text for text in commands if "BitsAndBytesConfig(" in text]
+    assert guarded
+    assert quantized
+    assert [text for text in guarded if "import oomguard" not in text] == []
+    for text in quantized:
+        assert "import BitsAndBytesConfig" in text
+        assert "pip install bitsandbytes" in text
