@@ -220,7 +220,7 @@ LEVEL_IN_ESTIMATE = {room: level for level, rooms in enumerate(ROOMS_OF_ESTIMATE
 ESTIMATE = PACKAGE / "estimate"
 
 
-def test_inside_estimate_a_model_knows_no_engine_and_engines_do_not_know_each_other():
+def test_models_in_estimate_know_no_engine():
     wrong = [
         f"estimate/{path.relative_to(ESTIMATE)} imports estimate/{name}"
         for path in sorted(ESTIMATE.rglob("*.py"))
@@ -232,7 +232,7 @@ def test_inside_estimate_a_model_knows_no_engine_and_engines_do_not_know_each_ot
     assert not wrong
 
 
-def test_the_simulated_device_imports_no_more_of_ours_than_counting_takes():
+def test_simulated_device_imports_only_what_counting_needs():
     files = [
         path
         for path in (PACKAGE / "testing").glob("*.py")
@@ -242,7 +242,7 @@ def test_the_simulated_device_imports_no_more_of_ours_than_counting_takes():
     assert rooms - {"testing"} == {"core", "estimate", "probe"}
 
 
-def test_pytest_starts_without_torch_and_without_what_a_diagnosis_takes():
+def test_pytest_starts_without_torch_and_diagnosis():
     code = "import sys, oomguard.testing.pytest_plugin; print(sorted(m for m in sys.modules if m.startswith('oomguard.')))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     rooms = {name.split(".")[1] for name in ast.literal_eval(ran.stdout)}
@@ -273,7 +273,7 @@ def test_heavy_libraries_load_on_use():
     assert not wrong
 
 
-def test_only_records_that_show_themselves_ask_the_packages_public_face():
+def test_only_displayable_records_use_the_public_module():
     asking = set()
     for path in SOURCES:
         for node in ast.walk(tree_of(path)):

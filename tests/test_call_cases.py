@@ -52,7 +52,7 @@ def test_a_loss_is_of_no_row_and_no_loop_stands_for_it():
     assert loop_of(trial.call, [4, 4], trial.whole) is None
 
 
-def test_a_token_that_differs_from_both_is_a_miss_and_one_that_the_loop_gives_too_is_none():
+def test_token_unlike_both_is_a_miss_unless_the_loop_gives_it():
     differing = {"differs": "1 of 8 rows differ"}
 
     assert call_cases.is_miss(differing)
@@ -91,7 +91,7 @@ def test_larger_cases_stay_within_what_their_models_take():
             )
 
 
-def test_no_room_is_a_memory_failure_or_cudnn_without_a_place_for_its_scratch_memory():
+def test_no_room_is_a_memory_failure_or_cudnn_without_scratch():
     def raises(error):
         def call():
             raise error

@@ -36,7 +36,7 @@ def ends():
     raise SystemExit(3)
 
 
-def test_every_case_is_told_when_one_process_dies_one_fails_and_one_hangs():
+def test_every_case_is_reported_if_one_dies_fails_or_hangs():
     told = found(range(6), workers=2, case_limit_s=2)
 
     assert sorted(told) == [0, 1, 2, 3, 4, 5]

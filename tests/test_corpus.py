@@ -45,7 +45,7 @@ def test_every_figure_reaches_its_goal(corpus, shared, tmp_path):
     assert not missed
 
 
-def test_the_stated_confidence_lies_inside_the_interval_of_what_was_right(corpus):
+def test_stated_confidence_is_within_the_measured_interval(corpus):
     pairs = benchmark.said([json.loads(line) for line in corpus.read_text().splitlines()])
 
     for low, high, name in benchmark.GROUPS:

@@ -86,7 +86,7 @@ def test_an_unknown_name_is_an_attribute_error():
         oomguard.nothing_of_the_kind  # noqa: B018
 
 
-def test_public_functions_stay_callable_after_every_submodule_is_imported():
+def test_public_functions_survive_importing_every_submodule():
     code = (
         "import oomguard, pkgutil, importlib\n"
         "for m in pkgutil.walk_packages(oomguard.__path__, 'oomguard.'):\n"
@@ -107,7 +107,7 @@ def test_importing_oomguard_imports_nothing_heavy():
     )
 
 
-def test_importing_oomguard_imports_itself_and_some_of_the_standard_library():
+def test_importing_oomguard_loads_only_itself_and_the_stdlib():
     """What that costs in time, benchmarks/import_time.py measures."""
     code = (
         "import sys; before = set(sys.modules); import oomguard\n"

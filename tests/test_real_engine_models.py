@@ -16,7 +16,7 @@ REFUSED_IN_FLOAT16 = {
 }  # vllm/config/model.py _FLOAT16_NOT_SUPPORTED_MODELS, 0.32.0
 
 
-def test_each_model_of_the_kv_cache_benchmark_is_float16_where_vllm_takes_it_so():
+def test_each_kv_benchmark_model_is_float16_if_vllm_takes_it():
     models = json.loads((ROOT / "benchmarks" / "data" / "kv_models.json").read_text())
     dtypes = {name: model["torch_dtype"] for name, model in models.items()}
     expected = {

@@ -112,7 +112,7 @@ def value(incident: Incident, name: str) -> object:
 # One failure, many processes
 
 
-def test_ranks_that_fail_together_are_one_incident_that_names_them_all():
+def test_ranks_that_fail_together_are_one_named_incident():
     log = [rank(i, error(allocator(gpu=i, free_mib=500 + i))) for i in range(4)]
     incident = only(
         look(
@@ -148,7 +148,7 @@ def test_lines_of_ranks_that_print_in_turn_are_told_apart():
     assert incident.phase == "load_weights"
 
 
-def test_a_message_wrapped_over_lines_is_put_together_while_another_rank_prints():
+def test_wrapped_message_is_joined_while_another_rank_prints():
     words = allocator().split(". ")
     log = [line for part in words for line in (rank(0, part + "."), rank(1, info("still healthy")))]
     incident = only(look(*log))
@@ -182,7 +182,7 @@ def test_the_same_failure_told_by_rank_core_and_server_is_one():
     assert incident.repeated == 3
 
 
-def test_the_failure_printed_first_is_first_however_its_process_goes_on():
+def test_failure_printed_first_stays_first():
     quick = [api(f"INFO 03-04 10:00:09 [x.py:{i}] line") for i in range(30)]
     diagnosis = look(core(error(NONE_LEFT)), api(allocator()), *quick)
 
@@ -199,7 +199,7 @@ def test_two_failures_of_one_process_are_two_incidents():
     ]
 
 
-def test_two_allocations_of_other_sizes_in_one_process_are_two_incidents():
+def test_two_allocations_of_other_sizes_are_two_incidents():
     diagnosis = look(
         core(error(allocator(2))), core(error("request aborted")), core(error(allocator(3)))
     )
@@ -210,7 +210,7 @@ def test_two_allocations_of_other_sizes_in_one_process_are_two_incidents():
     ]
 
 
-def test_hundreds_of_processes_that_fail_are_one_incident_in_bounded_time():
+def test_hundreds_of_failing_processes_are_one_incident():
     diagnosis = look(*(f"(RayWorkerWrapper pid={pid}) {allocator()}" for pid in range(500)))
 
     assert only(diagnosis).repeated == 500
@@ -234,7 +234,7 @@ def test_figures_of_a_healthy_data_parallel_sibling_stay_with_it():
     assert all("3.00 GiB" not in line.text for line in incident.evidence)
 
 
-def test_figures_of_the_ranks_of_another_data_parallel_engine_stay_with_it():
+def test_figures_of_another_data_parallel_engine_stay_with_it():
     log = [
         "(Worker_DP0_TP0 pid=1) " + info("Model loading took 15.00 GiB and 1.00 seconds"),
         "(Worker_DP1_TP0 pid=2) " + info("Model loading took 3.00 GiB and 1.00 seconds"),
@@ -253,7 +253,7 @@ def test_frames_of_a_healthy_rank_do_not_give_the_phase():
     assert only(look(*log)).phase != "sampling_logits"
 
 
-def test_both_data_parallel_engines_fail_with_figures_of_their_own():
+def test_both_data_parallel_engines_fail_with_own_figures():
     log = [
         core(info("Model loading took 15.00 GiB and 1.00 seconds"), 71, 0),
         core(info("Model loading took 16.00 GiB and 1.00 seconds"), 72, 1),
@@ -291,7 +291,7 @@ def test_a_wrapper_before_its_cause_is_no_incident_beside_it():
     assert only(look(api(DEAD), core(error(NONE_LEFT)))).kind == "kv_cache_none_left"
 
 
-def test_a_warm_up_error_takes_all_figures_of_the_allocation_that_it_wraps():
+def test_warm_up_error_has_all_figures_of_its_allocation():
     log = [
         core(error(allocator())),
         core(error("")),
@@ -315,7 +315,7 @@ def test_a_warm_up_error_takes_all_figures_of_the_allocation_that_it_wraps():
 # Phases
 
 
-def test_an_allocation_after_the_notice_of_a_capture_is_the_capture():
+def test_allocation_after_the_capture_notice_is_the_capture():
     incident = only(
         look(
             core(info("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)")),
@@ -326,7 +326,7 @@ def test_an_allocation_after_the_notice_of_a_capture_is_the_capture():
     assert (incident.kind, incident.phase) == ("cudagraph_capture_oom", "cudagraph_capture")
 
 
-def test_an_allocation_after_a_capture_has_finished_is_not_the_capture():
+def test_allocation_after_a_finished_capture_is_not_the_capture():
     log = [
         core(info("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)")),
         core(info("Graph capturing finished in 5 secs, took 0.75 GiB")),
@@ -356,7 +356,7 @@ def test_the_capture_of_another_start_gives_no_phase():
 # Restarts in one file
 
 
-def test_two_starts_that_fail_are_told_apart_each_with_its_figures():
+def test_two_failed_starts_keep_their_own_figures():
     first, second = look(
         *begin(1), *fail(1), *begin(2, weights_gib=16, available_gib=-2), *fail(2)
     ).incidents
@@ -369,7 +369,7 @@ def test_two_starts_that_fail_are_told_apart_each_with_its_figures():
     assert [len(one.wrappers) for one in (first, second)] == [1, 1]
 
 
-def test_what_the_first_start_measured_is_not_known_to_the_second():
+def test_first_starts_measurements_are_unknown_to_the_second():
     second = look(*begin(1), *fail(1), *begin(2, available_gib=None)[:3], *fail(2)).incidents[1]
 
     assert second.start == 2
@@ -405,7 +405,7 @@ def test_a_healthy_start_after_a_failure_changes_nothing_of_it(lines, wrapper):
 
 
 @each("lines", [0, 30])
-def test_a_start_that_measured_nothing_borrows_nothing_from_a_healthy_one_before_it(lines):
+def test_start_without_figures_borrows_none_from_a_healthy_one(lines):
     log = [*begin(1, available_gib=4), *work(1, lines), *begin(2, available_gib=None)[:3], *fail(2)]
     incident = only(look(*log))
 
@@ -514,7 +514,7 @@ def test_each_collector_changes_nothing_of_each_failure(failure, collector):
     ),
     st.sampled_from([3000, 5000, 1 << 16]),
 )
-def test_a_long_log_is_told_like_a_short_one_whatever_the_block_size(parts, block_bytes):
+def test_long_log_reads_like_a_short_one_at_any_block_size(parts, block_bytes):
     healthy = "INFO 03-04 10:00:09 [loggers.py:123] Avg prompt throughput: 100.0 tokens/s"
     log = [line for failure, gap in parts for line in [*FAILURES[failure], *[healthy] * (30 + gap)]]
     data = "\n".join(log).encode()

@@ -25,7 +25,7 @@ def test_the_cases_have_different_names_and_ports(name):
 
 
 @each_set
-def test_every_case_has_its_files_and_models_and_no_others_are_there(name, tmp_path):
+def test_every_case_has_exactly_its_files_and_models(name, tmp_path):
     cases, models, missing = read_cases(name), read_models(name), {}
     for case in cases:
         folder = tmp_path / case["name"]

@@ -93,7 +93,7 @@ def test_a_forbidden_change_is_found_in_any_attempt(name, seen, found):
     assert judge.forbidden(CASES[name], ran(name, **seen), READING) == found
 
 
-def test_a_setting_that_is_named_but_never_given_may_be_lowered_unasked():
+def test_setting_named_but_never_given_may_be_lowered():
     (case,) = [
         case for case in read_cases("guarded_sixth") if case["name"] == "i14_poems_sampler_at_work"
     ]
@@ -105,7 +105,7 @@ def test_a_setting_that_is_named_but_never_given_may_be_lowered_unasked():
     ]
 
 
-def test_a_cause_is_correct_if_it_is_listed_and_none_may_be_named_where_memory_did_not_fail():
+def test_listed_cause_is_correct_and_none_fits_a_healthy_log():
     case, other = CASES["aa07"], CASES["aa19"]
 
     assert judge.has_right_cause(case, ran("aa07"), READING)

@@ -9,7 +9,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[1] / "scripts" / "vllm-env"
 
 
-def test_the_vllm_command_runs_its_own_python_in_a_folder_of_any_name(tmp_path):
+def test_vllm_command_runs_its_own_python_in_any_folder(tmp_path):
     binaries = tmp_path / 'it\'s a "new" $HOME' / "bin"
     binaries.mkdir(parents=True)
     (binaries / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')

@@ -410,11 +410,14 @@ def leak(clients: Clients, core: Any, failures: Failures, mode: dict[str, Any]) 
     import psutil
     import torch
 
-    jobs = [clients.request(number) for number in range(24)]
     measured = []
+    number = 0
     for goal in (mode["failures"] // 10, mode["failures"]):
         while failures.count < goal:
             failures.rate = 0.1
+            # Always others: one that fails twice alone by chance is refused when it comes again.
+            jobs = [clients.request(number + more) for more in range(24)]
+            number += len(jobs)
             clients.run(jobs)
         failures.rate = 0.0
         clients.run(jobs)

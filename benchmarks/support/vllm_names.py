@@ -19,7 +19,7 @@ from support.vllm_rows import Row, is_in, presence
 
 OWN = Path(constants.__file__).parents[1]
 _VARIABLE = re.compile(r"(?<![A-Z_])VLLM_[A-Z0-9_]*[A-Z0-9]")
-_ALLOCATIONS = Path(failed_allocation.__file__).with_suffix(".toml")
+_ALLOCATIONS = Path(failed_allocation.__file__).with_name("allocations.toml")
 _CITED = re.compile(r"(?P<module>vllm/[\w/]+\.py)(?: (?P<symbol>[\w.]+))?, (?P<version>[\d.]+)")
 _GRAPHS = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 

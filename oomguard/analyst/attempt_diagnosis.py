@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.attempt_settings import EnvLauncher, given_settings, with_effective_settings
+from oomguard.analyst.host_stop import with_host_stop
 from oomguard.analyst.link import AttemptResult
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.analyst.side_effects import SideEffectMonitor
@@ -235,7 +236,7 @@ class AttemptDiagnoser:
         with contextlib.closing(recording):
             if ended.of_reader or only_compares_texts(first.argv):
                 return None
-            if ended.status == 0:
+            if ended.status == 0 and ended.host is None:
                 if ends_by_printing_texts(first.argv):
                     return None
                 if not recording.may_hold(self.engine.SPEAKS):
@@ -301,6 +302,8 @@ class AttemptDiagnoser:
         if ended is not None:  # oomguard caused what the engine printed while it was stopped
             found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
             scanned = replace(scanned, incidents=found, notes=(ended.why, *scanned.notes))
+        if ended is not None and ended.host is not None:
+            scanned = with_host_stop(scanned, ended.host)
         if death is None:
             signalled = status
         else:

@@ -24,6 +24,7 @@ from oomguard.analyst.coordination import (
     Verdict,
     record_of,
 )
+from oomguard.analyst.host_stop import reason_of
 from oomguard.analyst.journal_hook import JournalHook, last_start, record_calibration
 from oomguard.analyst.link import Link, LiveOutput, ReceivedSignals
 from oomguard.analyst.nested_run import log_exhausted
@@ -299,10 +300,11 @@ class AttemptLoop:
         self._side_effects.ended(ended.files, ended.since_ns)
         self._is_cut |= ended.is_cut
         if signals.stopped_by is None:
-            ours = self.ended_by_us()
+            ours = reason_of(ended.host) or self.ended_by_us()
         else:
             ours = None
-        self._is_ended_by_us = ours is not None
+        # After a stop for the host's memory, the command's own status counts.
+        self._is_ended_by_us = ours is not None and ours.host is None
         output = self._diagnoser.read_output(ended, self._side_effects, self._first)
         stopped = signals.stopped_by is not None
         explained = AttemptDiagnosis()

@@ -39,6 +39,7 @@ class AttemptResult:
             not a failure.
         files: the files that its processes had open for writing: device, inode, path.
         since_ns: when it began, in the kernel's file time.
+        host: why the supervisor stopped it for the host's memory; None if it did not.
     """
 
     status: int
@@ -48,6 +49,7 @@ class AttemptResult:
     of_reader: bool = False
     files: tuple[tuple[int, int, str], ...] = ()
     since_ns: int = 0
+    host: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -228,6 +230,7 @@ class Link:
             ended["of_reader"],
             tuple((device, inode, path) for device, inode, path in ended["files"]),
             ended["since_ns"],
+            ended["host"],
         )
 
     def _changed_environment(self) -> dict[str, str | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from oomguard.analyst.link import ReceivedSignals
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
@@ -47,10 +47,12 @@ class TerminationReason:
     Attributes:
         why: one line with the numbers.
         is_hang: whether it was alive but hung. Its later output then says nothing about the cause.
+        host: the supervisor's record, if the host's memory was the reason; else None.
     """
 
     why: str
     is_hang: bool = True
+    host: Mapping[str, Any] | None = None
 
 
 # The run's status if the command ends with 0 although its engine died or its output is lost, and if

@@ -264,6 +264,7 @@ OPTIONS: Final = (
     "lease_folder",
     "restart",
     "hang_after",
+    "host_reserve",
     "termination_message",
     "probes",
     "exit_status",

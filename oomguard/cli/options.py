@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import shlex
@@ -73,6 +74,26 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if seconds is None or not 0 <= seconds <= _LONGEST_S:
             self.fail(f"{value!r} is not a time such as 30m, 1h30m or 90 (seconds)", param, ctx)
         return seconds
+
+
+class HostReserve(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Accept a size with a unit, ``auto`` or ``0``."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Return the bytes, or ``auto``."""
+        text = str(value).strip()
+        if text in {"auto", "0"}:
+            return 0 if text == "0" else text
+        size = None
+        with contextlib.suppress(SettingError):
+            size = parse_size(text).bytes
+        if size is None or not text[-1].isalpha():
+            self.fail(f"{value!r} is not a size with a unit, auto or 0: write 4GiB", param, ctx)
+        return size
 
 
 class SizeText(click.ParamType):  # type: ignore[type-arg, unused-ignore]

@@ -12,6 +12,7 @@ from oomguard.cli.command import Command
 from oomguard.cli.options import (
     Count,
     F,
+    SizeText,
     add_options,
     color_option,
     console_of,
@@ -19,12 +20,13 @@ from oomguard.cli.options import (
     option,
 )
 from oomguard.core.errors import SettingError, UsageError, exit_status_of
-from oomguard.core.facts import GIB
+from oomguard.core.facts import GIB, parse_size
 from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
     from oomguard.estimate.fit import Fit
+    from oomguard.planning.host_memory import HostBudget
     from oomguard.planning.start import StartRequest
 
 
@@ -198,6 +200,35 @@ def engine_options(function: F) -> F:
                 help="GiB of each GPU's weights that stay in host memory.",
                 group=WEIGHTS,
                 example="4",
+            ),
+            option(
+                "--kv-offloading-size",
+                type=click.FloatRange(0),
+                default=0.0,
+                show_default="0",
+                metavar="GIB",
+                help="GiB of the KV cache in host memory, all ranks together.",
+                group=WEIGHTS,
+                example="40",
+            ),
+            option(
+                "--swap-space",
+                type=click.FloatRange(0),
+                default=0.0,
+                show_default="0",
+                metavar="GIB",
+                help="GiB of swap space of each rank in host memory, before vLLM 0.11.",
+                group=WEIGHTS,
+                example="4",
+            ),
+            option(
+                "--host-memory",
+                type=SizeText(),
+                metavar="SIZE",
+                help="Memory of the host or container, to check offloaded parts against.",
+                show_default="not checked",
+                group=WEIGHTS,
+                example="64GiB",
             ),
             _setting("enforce_eager", is_flag=True, help="Run without CUDA graphs.", group=GRAPHS),
             _setting(
@@ -588,14 +619,14 @@ def _plan(
         calibrate=calibrate,
         use_calibrations=not no_calibration,
         not_counted=ctx.meta.get(OTHER_FLAGS, ()),
-        kept_words=ctx.meta.get(KEPT_WORDS, ()),
+        kept_words=(*ctx.meta.get(KEPT_WORDS, ()), *_host_words(settings)),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
     if solve:
         return _solve_start(asked, solve, form, color)
     if sweep:
         return _sweep_start(asked, sweep, form, color)
-    return _plan_start(asked, form, color, by_engine=ask_engine)
+    return _plan_start(asked, form, color, by_engine=ask_engine, host=_host(asked, settings))
 
 
 _STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}
@@ -611,14 +642,45 @@ def _least(fits: Iterable[Fit]) -> Fit:
     return "yes"
 
 
+def _host_words(settings: dict[str, Any]) -> list[str]:
+    """Return the flags of the host's memory, which a changed command keeps."""
+    words: list[str] = []
+    for name in ("kv_offloading_size", "swap_space"):
+        if settings[name]:
+            words += [f"--{name.replace('_', '-')}", f"{settings[name]:g}"]
+    return words
+
+
+def _host(asked: StartRequest, settings: dict[str, Any]) -> HostBudget | None:
+    """Return the host's memory of a start; None if no option concerns it."""
+    offloading = settings["kv_offloading_size"]
+    swap = settings["swap_space"]
+    limit = settings["host_memory"]
+    if not (offloading or swap or limit or asked.settings.cpu_offload_bytes):
+        return None
+    from oomguard.estimate.start.kv_cache import start_caches
+    from oomguard.planning.host_memory import plan_host
+
+    return plan_host(
+        asked.model,
+        asked.settings,
+        kv_offloading_bytes=_bytes_of_gib(offloading),
+        swap_bytes=_bytes_of_gib(swap),
+        limit_bytes=None if limit is None else parse_size(limit).bytes,
+        layer_groups=len(start_caches(asked.model, asked.settings).layout.groups),
+    )
+
+
 def _bytes_of_gib(size_gib: float) -> int:
     if not math.isfinite(size_gib):
         raise SettingError(f"cpu_offload_gb must be a finite number, got {size_gib}")
     return round(size_gib * GIB)
 
 
-def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) -> Fit:
-    """Print the plan of a start; return whether it fits."""
+def _plan_start(
+    asked: StartRequest, form: str, color: str, *, by_engine: bool, host: HostBudget | None
+) -> Fit:
+    """Print the plan of a start; return whether it fits, on the GPUs and on the host."""
     from oomguard.planning.start import plan_by_engine, plan_start
     from oomguard.report.json import json_line
     from oomguard.report.plan import plan_record, print_start_plan
@@ -627,11 +689,20 @@ def _plan_start(asked: StartRequest, form: str, color: str, *, by_engine: bool) 
         plan = plan_by_engine(asked)
     else:
         plan = plan_start(asked)
+    fit = plan.fit
+    if host is not None and host.fits is False:
+        fit = "no"
     if form == "json":
-        click.echo(json_line(plan_record(plan)))
+        record = plan_record(plan)
+        if host is not None:
+            record |= {"host": host.record(), "fit": fit, "fits": fit == "yes"}
+        click.echo(json_line(record))
     else:
-        print_start_plan(console_of(form, color), plan)
-    return plan.fit
+        screen = console_of(form, color)
+        print_start_plan(screen, plan)
+        if host is not None:
+            screen.print(host.line(), markup=False, soft_wrap=True)
+    return fit
 
 
 def _solve_start(asked: StartRequest, name: str, form: str, color: str) -> Fit:

@@ -26,6 +26,7 @@ from oomguard.cli.options import (
     CommandAfterDashes,
     Count,
     Duration,
+    HostReserve,
     console,
     journal_option,
     option,
@@ -358,6 +359,19 @@ JOURNAL_BUSY_S: Final = 1.0
     group=LIMITS,
     example="30s",
 )
+@option(
+    "--host-reserve",
+    type=HostReserve(),
+    default="auto",
+    show_default=True,
+    metavar="SIZE",
+    help=(
+        "Stop the command before less host memory than SIZE is left. 0 turns this off. auto: the "
+        "larger of 2 GiB and 4%, below a container's limit and where the GPU shares host memory."
+    ),
+    group=LIMITS,
+    example="4GiB",
+)
 @journal_option("Journal of the attempts")
 @metrics_option
 @option(
@@ -407,6 +421,7 @@ def command(
     reuse: bool,
     input_file: str | None,
     grace: float,
+    host_reserve: int | str,
     pty: bool,
     log_format: str,
     quiet: bool,
@@ -435,6 +450,7 @@ def command(
             hint="for example: oomguard run -- python script.py",
         )
     from oomguard.analyst.attempt_loop import AttemptLoop
+    from oomguard.analyst.host_trend import HostTrend
     from oomguard.analyst.journal_hook import JournalHook
     from oomguard.analyst.nested_run import outer_run
     from oomguard.core.log import get_logger
@@ -450,11 +466,13 @@ def command(
         quiet=quiet,
         is_json=log_format == "json",
         status_by_cause=choices.has_status_by_cause,
+        host_reserve_bytes=None if host_reserve == "auto" else host_reserve,
         input_path=None if input_file is None else str(Path(input_file).absolute()),
     )
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
+        link.options["host_reserve_bytes"] = 0  # the outer run watches
     choices = choices.check(is_inside=outer is not None)
     if outer is None:
         if max_relaunches is not None:
@@ -500,7 +518,7 @@ def command(
         dry_run,
         on_failure,
         idempotent,
-        AttemptHooks((start, *support.companions)),
+        AttemptHooks((start, HostTrend(link.signals.reaper.pid), *support.companions)),
         restarts=support.restarts,
         ended_by_us=lambda: start.ended_by_us() or support.ended_by_us(),
         placing=support.assign_devices(),

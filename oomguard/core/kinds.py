@@ -119,6 +119,14 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "llamacpp_oom": (*_allocator("{framework} ran out of memory"), "llama.cpp ran out of memory"),
     "host_oom": (
+        (
+            "Stopped before host memory ran out: {host_available_bytes:GiB} of the limit of "
+            "{host_limit_bytes:GiB} was left, the reserve is {host_reserve_bytes:GiB}"
+        ),
+        (
+            "Stopped before host memory ran out: {host_available_bytes:GiB} of "
+            "{host_total_bytes:GiB} was left, the reserve is {host_reserve_bytes:GiB}"
+        ),
         "Host memory ran out: {host_used_bytes:GiB} of {host_total_bytes:GiB} in use",
         (
             "Host memory ran out: {host_victim} had {host_victim_bytes:GiB}, the limit was "

@@ -40,7 +40,7 @@ class _Written:
         return level >= self._least
 
     def _emit(self, level: int, event: str, fields: dict[str, Any]) -> None:
-        if self.isEnabledFor(level) and not _is_repeated(level, event, fields):
+        if self.isEnabledFor(level):
             self._write(level, event, fields)
 
     def debug(self, event: str, **fields: Any) -> None:
@@ -87,11 +87,18 @@ class _Pausing:
 def write_events(write: Write, least: int) -> None:
     """Send all events of this process from a level on to one function (command line only).
 
+    A warning that is the same as the event before it is left out.
+
     Args:
         write: receives the level, the event and its fields.
         least: the lowest level to write, as in ``logging``.
     """
-    _writer[:], _least[:] = [write], [least]
+
+    def write_once(level: int, event: str, fields: dict[str, Any]) -> None:
+        if not _is_repeated(level, event, fields):
+            write(level, event, fields)
+
+    _writer[:], _least[:] = [write_once], [least]
 
 
 def get_logger() -> Any:

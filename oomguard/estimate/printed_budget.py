@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.core.facts import GIB, Fact, format_rounded, number_of
+from oomguard.core.facts import GIB, Fact, format_gib, format_rounded, number_of
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
 from oomguard.scan.effective_settings import with_requested_share
@@ -80,11 +80,12 @@ def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
     """
     if _is(facts, "pool_allocator") and _is(facts, "asleep"):
         phase = "wake_up"
-    if phase != "wake_up":
+    is_beside_sleeper = _is(facts, "asleep") and "sleep_failed_cycle" in facts
+    if phase != "wake_up" and not is_beside_sleeper:
         return phase
     if (incident.location.process or "").startswith(_TRAINERS):
         facts.setdefault("trainer_frames", Fact("trainer_frames", True, "solved"))
-    text = " ".join(_sentences(facts)) or _UNKNOWN
+    text = " ".join(_sentences(facts, is_waking=phase == "wake_up")) or _UNKNOWN
     used = facts.get("sleep_used_bytes")
     facts.setdefault(
         "sleep_account",
@@ -93,9 +94,9 @@ def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
     return phase
 
 
-def _sentences(facts: dict[str, Fact]) -> list[str]:
+def _sentences(facts: dict[str, Fact], *, is_waking: bool) -> list[str]:
     """Return sentences about the freed, the remaining and the newly used memory."""
-    sentences: list[str] = []
+    sentences = _first_failed(facts)
     freed = facts.get("sleep_freed_bytes")
     used = facts.get("sleep_used_bytes")
     needed = facts.get("wake_needed_bytes") or freed
@@ -106,7 +107,7 @@ def _sentences(facts: dict[str, Fact]) -> list[str]:
         )
     if each is not None and " " in str(each.value):
         sentences.append(f"After each sleep {each.value} GiB stayed in use.")
-    if needed is None:
+    if needed is None or not is_waking:
         return sentences
     if needed is not freed:
         sentences.append(f"It needs {_size(needed)} to wake up.")
@@ -119,6 +120,26 @@ def _sentences(facts: dict[str, Fact]) -> list[str]:
                 f"So other allocations took at least {format_rounded(taken, slack)} while it slept."
             )
     return sentences
+
+
+def _first_failed(facts: dict[str, Fact]) -> list[str]:
+    """Return the sentence about the first sleep that did not release its memory, if any."""
+    cycle = number_of(facts, "sleep_failed_cycle")
+    used = number_of(facts, "sleep_failed_used_bytes")
+    least = number_of(facts, "sleep_least_used_bytes")
+    if cycle is None or used is None or least is None:
+        return []
+    instead = ""
+    if used > least:
+        instead = f" instead of {format_gib(least)}"
+    if _is(facts, "sleep_kept_by_engine"):
+        sentence = f"Sleep {cycle:.0f} was the first that did not release the engine's memory"
+    else:
+        sentence = (
+            f"Sleep {cycle:.0f} was the first after which another program had more memory, because "
+            "the engine freed as much as before"
+        )
+    return [f"{sentence}: {format_gib(used)} stayed in use{instead}."]
 
 
 def _is(facts: dict[str, Fact], name: str) -> bool:

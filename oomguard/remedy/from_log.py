@@ -156,6 +156,85 @@ def _reason(wanted: float, usable: float, share: str) -> str:
     )
 
 
+# An engine that fills the host's memory: on the CPU, or on a device that shares it. oomguard
+# stopped it before the reserve was gone, and knows how much memory the command may use.
+
+# What vLLM's processes need next to weights and KV cache (_WORKER_BYTES of from_estimate.py), at
+# most half of a small host.
+_BESIDE_ENGINE_BYTES: Final = 2 * GIB
+_BESIDE_ENGINE_RATIO: Final = 0.5
+# If the figures say that the old value fits, it is lowered by this anyway, because it did not.
+_LEAST_STEP_RATIO: Final = 0.05
+_RESERVE_MARGIN_RATIO: Final = 0.05
+
+
+def utilization_for_reserve(incident: Incident) -> Solution:
+    """Lower the utilization so that the engine leaves the host's reserve."""
+    room = _room_of_engine(incident)
+    total = incident.number("device_total_bytes") or incident.number("host_machine_bytes")
+    if isinstance(room, Solution):
+        return room
+    if not total:
+        return Solution(None, "uses less of the host", unknown=("device total: not printed",))
+    now = incident.number("gpu_memory_utilization_ratio") or default_value(
+        "gpu_memory_utilization", "vllm", incident.framework_version
+    )
+    value = int(1000 * room / total) / 1000
+    if isinstance(now, float):
+        value = min(value, round(now - _LEAST_STEP_RATIO, 2))
+    if value <= 0:
+        return _weights_too_large(incident, room)
+    return Solution(value, _reason_of_room(incident, room))
+
+
+def kv_bytes_for_reserve(incident: Incident) -> Solution:
+    """Make the KV cache as large as the weights and the host's reserve permit."""
+    room = _room_of_engine(incident)
+    if isinstance(room, Solution):
+        return room
+    weights = _weights_bytes(incident)
+    if weights is None:
+        return Solution(None, "leaves more of the host", unknown=("weights: not printed",))
+    size = int((room - weights) * (1 - _RESERVE_MARGIN_RATIO)) // MIB * MIB
+    now = incident.number("kv_cache_memory_bytes")
+    if now is not None:
+        size = min(size, int(now * (1 - _RESERVE_MARGIN_RATIO)) // MIB * MIB)
+    if size <= 0:
+        return _weights_too_large(incident, room)
+    return Solution(size, _reason_of_room(incident, room))
+
+
+def _room_of_engine(incident: Incident) -> float | Solution:
+    """Return the bytes for weights and KV cache, or a solution without a value."""
+    room = incident.number("host_room_bytes")
+    if room is None:
+        missing = "the host's free memory at the start: not known"
+        return Solution(None, "leaves more of the host", unknown=(missing,))
+    left = room - min(_BESIDE_ENGINE_BYTES, room * _BESIDE_ENGINE_RATIO)
+    weights = _weights_bytes(incident) or 0
+    if left <= weights:
+        return _weights_too_large(incident, max(0.0, left))
+    return left
+
+
+def _weights_bytes(incident: Incident) -> float | None:
+    return incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
+
+
+def _weights_too_large(incident: Incident, room: float) -> Solution:
+    weights = _weights_bytes(incident)
+    if weights is None:
+        what = ""
+    else:
+        what = f", and the weights are {format_gib(weights)}"
+    return Solution(None, f"{format_gib(room)} is left for the engine{what}: no value fits")
+
+
+def _reason_of_room(incident: Incident, room: float) -> str:
+    reserve = format_gib(incident.number("host_reserve_bytes") or 0)
+    return f"{format_gib(room)} is left for weights and KV cache next to a reserve of {reserve}"
+
+
 # What a rank needs besides its weights (activations and a KV cache), as a ratio of the weights.
 _BESIDE_WEIGHTS_RATIO: Final = 0.05
 # An engine uses this share of a device by default.
@@ -1119,6 +1198,8 @@ SOLVERS: Final[Mapping[str, Solver]] = {
     "static_share_for_tried": static_share_for_tried,
     "graphs_that_were_captured": graphs_that_were_captured,
     "host_cache_within_free": host_cache_within_free,
+    "kv_bytes_for_reserve": kv_bytes_for_reserve,
+    "utilization_for_reserve": utilization_for_reserve,
     "host_ratio_within_free": host_ratio_within_free,
     "options_for_pieces": options_for_pieces,
     "page_for_requests": page_for_requests,

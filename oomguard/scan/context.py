@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from oomguard.core.facts import GIB, Fact
+from oomguard.core.facts import GIB, Fact, number_of
 from oomguard.core.incident import Evidence, Incident, Location, SettingInForce
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.scan.effective_settings import ECHO_ANCHOR, Echo, read_echo
@@ -311,7 +311,7 @@ class Context:
             mine[name] = fact
             self.lines[process, name] = evidence
         if "sleep_used_bytes" in facts:
-            _note_sleep(mine, facts["sleep_used_bytes"])
+            _note_sleep(mine, facts["sleep_used_bytes"], facts.get("sleep_freed_bytes"))
         return None
 
     @property
@@ -445,14 +445,45 @@ class Context:
         return {**shared, **own}
 
 
-def _note_sleep(mine: dict[str, Fact], used: Fact) -> None:
-    """Add the memory that stayed in use after one more sleep to a process's facts."""
+# More in use after a sleep than after the best one by these counts as not released; the kernels and
+# the context of a process grow by less.
+_SLEEP_GROWTH_BYTES: Final = GIB
+_SLEEP_GROWTH_RATIO: Final = 0.25
+# A sleep that frees less than this part of what was in use released nothing that counts.
+_SLEEP_FREED_RATIO: Final = 0.1
+_SAME_FREED_RATIO: Final = 0.9
+
+
+def _note_sleep(mine: dict[str, Fact], used: Fact, freed: Fact | None) -> None:
+    """Add one more sleep to a process's facts, and the first sleep that did not release."""
     if "sleep_used_each" in mine:
         before = str(mine["sleep_used_each"].value).split(", ")
     else:
         before = []
     sizes = [*before, f"{float(used.value) / GIB:.2f}"][-MAX_SLEEPS:]
     mine["sleep_used_each"] = Fact("sleep_used_each", ", ".join(sizes), line=used.line)
+    cycle = int(number_of(mine, "sleep_cycles") or 0) + 1
+    least = number_of(mine, "sleep_least_used_bytes")
+    size = float(used.value)
+    gone = None if freed is None else float(freed.value)
+    most = number_of(mine, "sleep_most_freed_bytes") or 0.0
+    found: dict[str, int] = {"sleep_cycles": cycle}
+    if least is None:
+        is_worse = gone is not None and gone < _SLEEP_FREED_RATIO * (gone + size)
+        found["sleep_least_used_bytes"] = round(size)
+    else:
+        is_worse = size - least > max(_SLEEP_GROWTH_BYTES, _SLEEP_GROWTH_RATIO * least)
+        found["sleep_least_used_bytes"] = round(min(size, least))
+    if is_worse and "sleep_failed_cycle" not in mine:
+        found["sleep_failed_cycle"] = cycle
+        found["sleep_failed_used_bytes"] = round(size)
+        # An engine that freed as much as before did its part, so another program has the memory.
+        is_by_others = gone is not None and gone > 0 and gone >= _SAME_FREED_RATIO * most
+        found["sleep_kept_by_engine"] = not is_by_others
+    if gone is not None:
+        found["sleep_most_freed_bytes"] = round(max(gone, most))
+    for name, value in found.items():
+        mine[name] = Fact(name, value, line=used.line)
 
 
 def nearest_phase(near: list[Near]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from oomguard.supervisor import analyst_process, tree
 from oomguard.supervisor.analyst_process import AnalystProcess
 from oomguard.supervisor.failsafe import PROGRESS, beat
+from oomguard.supervisor.host_memory import HostWatch, unshield
 from oomguard.supervisor.messages import Messages, write_line
 from oomguard.supervisor.open_files import OpenFiles, now_ns
 from oomguard.supervisor.options import read_options
@@ -83,6 +84,7 @@ class Supervisor:
         self._tee: Tee | None = None
         self._watched: int | None = None
         self._has_sent_stop = False
+        self._host: HostWatch | None = None
 
     def run(self) -> int:
         """Run the command, and again if the analyst says so; return the run's exit status."""
@@ -121,7 +123,8 @@ class Supervisor:
                 break
         if following.status is not None:
             status = following.status
-        if self._is_cut and status == 0:
+        is_failed = self._is_cut or self._host_record is not None
+        if is_failed and status == 0:
             status = FAILED_STATUS
         if self._signals.stopped_between_runs and self._signals.stopped_by is not None:
             status = 128 + self._signals.stopped_by
@@ -149,6 +152,8 @@ class Supervisor:
         self._buffer.forget()
         self._since_ns = now_ns()
         self._files = OpenFiles(self._signals.reaper.pid)
+        reserve_bytes = self._options.host_reserve_bytes
+        host = self._host = HostWatch(self._signals.reaper, self._messages, reserve_bytes)
         self._command = command
         options = self._options
         self._source = self._source or StandardInput(path=options.input_path)
@@ -167,16 +172,27 @@ class Supervisor:
             )
         finally:
             self._files.stop()
+            host.stop()
 
     def _started(self) -> None:
         self._started_s = time.monotonic()
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
             self._files.start()
+            if self._host is not None:
+                self._host.start()
         self._report_start()
+
+    @property
+    def _host_record(self) -> dict[str, Any] | None:
+        """Why the last attempt was stopped for the host's memory; None if it was not."""
+        if self._host is None:
+            return None
+        return self._host.record
 
     def _start_analyst(self) -> None:
         self._analyst.start()
         self._signals.reaper.exempt_pid = self._analyst.pid
+        unshield(self._analyst.pid)
 
     def _report_start(self) -> None:
         self._analyst.send(
@@ -269,6 +285,7 @@ class Supervisor:
             files=self._files.seen(),
             lost_input=None if self._source is None else self._source.lost,
             output_index=self._buffer.index(),
+            host=self._host_record,
             **self._stops(),
         )
         answer = self._answer()
@@ -280,6 +297,8 @@ class Supervisor:
         """Return whether an attempt that ended before the analyst's start needs one."""
         if self._analyst.failed is not None:
             return False
+        if self._host_record is not None:
+            return True
         return bool(ended.status and not ended.of_reader) or (
             not ended.status and self._buffer.may_hold(ENGINE_WORDS)
         )
@@ -408,6 +427,7 @@ class Supervisor:
         options.pty = bool(given.get("pty", options.pty))
         options.status_by_cause = bool(given.get("status_by_cause", options.status_by_cause))
         options.input_path = given.get("input_path", options.input_path)
+        options.host_reserve_bytes = given.get("host_reserve_bytes", options.host_reserve_bytes)
         self._messages.quiet = bool(given.get("quiet", self._messages.quiet))
         self._messages.is_json = bool(given.get("is_json", self._messages.is_json))
 

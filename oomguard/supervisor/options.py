@@ -23,6 +23,7 @@ _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--exit-status": ("own", "by-cause"),
     "--grace": None,
     "--hang-after": None,
+    "--host-reserve": ("auto", "0"),
     "--log-format": ("console", "json"),
     "--max-attempts": (),
     "--max-per-hour": (),
@@ -37,7 +38,7 @@ _OPTION_NAMES: Final = (
     ),
     (
         "grace pty log-format gpus wait lease lease-folder rank world-size rendezvous rank-timeout "
-        "restart hang-after input"
+        "restart hang-after input host-reserve"
     ),
     "termination-message probes exit-status slurm-comment slurm-requeue quiet verbose color",
 )
@@ -67,6 +68,7 @@ class Options:
     """Hold the supervisor's options.
 
     ``analyst_first`` says whether the analyst must read the options before the command starts.
+    ``host_reserve_bytes`` is None for the default reserve, and 0 for none.
     """
 
     def __init__(self) -> None:
@@ -77,6 +79,7 @@ class Options:
         self.is_json = False
         self.status_by_cause = False
         self.input_path: str | None = None
+        self.host_reserve_bytes: int | None = None
 
 
 def read_options(
@@ -84,6 +87,8 @@ def read_options(
 ) -> Options:
     """Read the words before ``--``; all other options are left to the analyst."""
     found = Options()
+    if os.path.exists(f"/proc/{environ.get('OOMGUARD_OUTER_RUN', 'none')}"):
+        found.host_reserve_bytes = 0  # the outer run watches
     is_plain = _read_words(found, list(words))
     found.analyst_first = (
         not is_plain or _is_asked_early(command, environ) or _has_own_file(environ) or _has_table()
@@ -122,6 +127,8 @@ def _note(found: Options, name: str, value: str) -> bool:
         return is_number and not value.startswith("0")
     if name == "--log-format":
         found.is_json = value == "json"
+    if name == "--host-reserve" and value == "0":
+        found.host_reserve_bytes = 0
     if name == "--exit-status":
         found.status_by_cause = value == "by-cause"
     return value in choices

@@ -12,6 +12,7 @@ import click
 
 from oomguard.analyst.attempt_hooks import AttemptHook
 from oomguard.analyst.attempt_loop import AttemptLoop
+from oomguard.analyst.host_trend import HostTrend
 from oomguard.analyst.nested_run import unwrap_command
 from oomguard.cli.options import RECORDS, option
 from oomguard.core.errors import UsageError
@@ -121,9 +122,20 @@ def _counting(text: str, supervision: AttemptLoop, stopped: Callable[[], bool]) 
     else:
         _leave_the_commands_port(target, supervision.launch.argv)
         counting.outlet = _serving(
-            target, Exporter(tally, {"run", "scrape"}, lambda: read_sample(counting.pid))
+            target,
+            Exporter(
+                tally, {"run", "scrape"}, lambda: read_sample(counting.pid, _full_in_s(supervision))
+            ),
         )
     return counting
+
+
+def _full_in_s(supervision: AttemptLoop) -> float | None:
+    """Return the seconds until the host's memory is full; None without a trend."""
+    for hook in supervision.companions.of_run:
+        if isinstance(hook, HostTrend) and hook.forecast is not None:
+            return hook.forecast.full_in_s
+    return None
 
 
 def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ from oomguard.telemetry.metrics import Exporter, Figure, Tally, registry_of
 # The memory of the command and of the devices is read on request and not stored.
 
 
-def read_sample(pid: int | None) -> dict[str, Figure]:
+def read_sample(pid: int | None, host_full_in_s: float | None = None) -> dict[str, Figure]:
     """Return the current figures; an unknown one is None and is not exported.
 
     NVML is opened and closed each time, because an open handle would block a reset of the device.
@@ -35,6 +35,7 @@ def read_sample(pid: int | None) -> dict[str, Figure]:
         if d.total_bytes is not None and d.free_bytes is not None
     }
     return {
+        "host_full_in_s": host_full_in_s,
         "resident_bytes": None if pid is None else resident_bytes(pid),
         "device_total_bytes": total,
         "device_used_bytes": used,

@@ -21,7 +21,7 @@ sys.exit(ran.returncode)
 """
 
 
-def test_what_a_rank_printed_that_only_lost_another_one_is_not_the_cause(tmp_path):
+def test_rank_that_only_lost_another_is_not_the_cause(tmp_path):
     launcher = tmp_path / "launcher.py"
     launcher.write_text(LAUNCHER.format(engine=str(ENGINE)).replace("\\\\n", "\\n"))
     ran = subprocess.run(

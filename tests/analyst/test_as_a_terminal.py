@@ -66,7 +66,7 @@ def test_a_password_is_not_shown():
         (b"hello\x04\x04", "'hello'"),
     ],
 )
-def test_ctrl_d_typed_before_the_command_is_there_is_its_end_of_file(typed, read):
+def test_ctrl_d_typed_early_is_the_commands_end_of_file(typed, read):
     waiting = ["sh", "-c", 'echo GO; kill -STOP $$; exec "$@"', "sh"]
     with sitting_at(
         [*waiting, *QUIET, PY, "-c", "import sys; print('READ', repr(sys.stdin.read()))"]

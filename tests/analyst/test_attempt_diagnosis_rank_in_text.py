@@ -59,11 +59,11 @@ def test_a_process_that_the_line_names_stays():
 @each(
     ("argv", "named"), [(("srun", "-l", "python", "a.py"), "rank 12"), (("python", "a.py"), None)]
 )
-def test_the_number_before_a_line_is_a_rank_where_srun_was_asked_for_labels(argv, named):
+def test_number_before_a_line_is_a_rank_with_srun_labels(argv, named):
     assert process(f"12: {FAILED}", "", argv) == named
 
 
-def test_the_rank_stands_before_the_process_that_a_labelled_line_names():
+def test_rank_precedes_the_process_on_a_labelled_line():
     line = f"3: (EngineCore pid=7) {FAILED}"
     assert (
         process(line, "", ("srun", "-l", "python", "a.py"), known="EngineCore pid=7")

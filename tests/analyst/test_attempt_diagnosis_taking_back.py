@@ -61,7 +61,7 @@ def test_a_change_that_refused_a_request_is_taken_back_and_told(tmp_path):
     assert "below the 3001 that a request of this run needs" in said(last)
 
 
-def test_a_reused_change_that_refuses_a_request_is_told_and_the_run_is_not_repeated(tmp_path):
+def test_reused_change_that_refuses_a_request_is_not_repeated(tmp_path):
     count = tmp_path / "count.log"
     options = ("--journal", str(tmp_path / "journal"), "--reuse")
     script = tmp_path / "job.sh"

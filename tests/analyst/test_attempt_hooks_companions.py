@@ -36,7 +36,7 @@ class Forewarned(Heard):
         self.of.append((number, patches))
 
 
-def test_who_asks_for_it_hears_of_an_attempt_before_its_command_starts():
+def test_observer_hears_of_an_attempt_before_its_start():
     forewarned, heard = Forewarned(), Heard()
     AttemptHooks((forewarned, heard)).begins(2, ())
 

@@ -37,7 +37,7 @@ def run(
     )
 
 
-def test_what_the_user_left_alone_is_lowered_and_the_result_appears():
+def test_untouched_setting_is_lowered_and_the_result_appears():
     ran = run()
     assert ran.returncode == 0, ran.stderr
     assert "RESULT 1792" in ran.stdout
@@ -60,7 +60,7 @@ def test_with_permission_it_is_lowered_too():
     assert "RESULT 1792" in ran.stdout
 
 
-def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
+def test_worker_killed_by_a_signal_is_reported_and_unchanged():
     died = "(EngineCore pid=2) ERROR [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor."
     command = ["sh", "-c", 'echo "$0"; exit 1', died]
     ran = subprocess.run(
@@ -90,7 +90,7 @@ def test_a_pinned_setting_stays():
     assert '"max_model_len": 1792' not in ran.stderr
 
 
-def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
+def test_dry_run_shows_the_changed_command_and_runs_nothing(tmp_path):
     count = tmp_path / "count.log"
     ran = run("--dry-run", engine=("--count", str(count)))
     assert ran.returncode == 1
@@ -104,7 +104,7 @@ def test_no_relaunch_when_none_is_allowed(tmp_path):
     assert len(count.read_text().split()) == 1
 
 
-def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
+def test_same_value_is_never_tried_twice_and_attempts_end(tmp_path):
     """The engine's estimate is wrong here: it fails again at what it asked for."""
     count = tmp_path / "count.log"
     ran = run(
@@ -164,7 +164,7 @@ def test_a_report_is_written(tmp_path):
     assert "Ran with reduced settings" in text
 
 
-def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_again(tmp_path):
+def test_failure_without_a_signature_is_reported_and_not_rerun(tmp_path):
     script = f"echo run >> {tmp_path}/runs; echo 'ERROR arena: grow refused: out of device memory' >&2; exit 5"
     command = [
         sys.executable,

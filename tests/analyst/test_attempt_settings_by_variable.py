@@ -57,7 +57,7 @@ def job(tmp_path):
         ),
     ],
 )
-def test_fragmented_memory_is_joined_by_expandable_segments_beside_what_is_set(job, variables, ran):
+def test_expandable_segments_join_the_allocator_options(job, variables, ran):
     done = run("--", sys.executable, job, **variables)
     assert (done.returncode, done.stdout) == (0, ran)
 

@@ -54,7 +54,7 @@ def run(*engine, options=()):
     )
 
 
-def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
+def test_change_that_the_program_overrides_ends_the_run():
     ran = run("--mode", "stubborn", "--count", os.devnull)
     assert ran.returncode == 1
     assert ran.stderr.count("Attempt ended") == 2
@@ -93,7 +93,7 @@ def told(over=None, **config):
     return (StartedEngine("m", 1, 1, {}, config, over or {}),)
 
 
-def test_what_the_engine_made_of_its_arguments_tells_that_a_change_was_lost():
+def test_engines_final_arguments_show_a_lost_change():
     over = find_ineffective_change(
         attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(max_num_seqs=256)
     )
@@ -115,7 +115,7 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
 
 
 @each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
-def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
+def test_arrived_or_rounded_change_does_not_count_as_lost(config):
     assert (
         find_ineffective_change(
             attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)
@@ -133,7 +133,7 @@ def test_the_variable_that_beats_a_change_is_named(monkeypatch):
     assert over.why == f"{SPACE}=1 in the environment overrides flags and arguments"
 
 
-def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off():
+def test_rounded_request_contradicts_only_figures_far_off():
     desired, total = (
         Fact("desired_bytes", round(0.5 * 80 * GIB), slack=0.005 * GIB, line=9),
         Fact("device_total_bytes", 80 * GIB),
@@ -155,7 +155,7 @@ def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off(
     )
 
 
-def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothing():
+def test_programs_own_values_precede_the_change():
     listed = {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)}
     failed = Incident("cuda_oom", "", "vllm", facts=listed)
     assert (
@@ -183,7 +183,7 @@ def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
     assert ran.facts["kv_cache_memory_bytes_set"].value is True
 
 
-def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkeypatch):
+def test_overridden_byte_count_may_count_again(monkeypatch):
     """Both are the user's: going back to the one that holds a request raises nothing that the user did not write."""
     monkeypatch.setenv(SPACE, "0")
     given = replace(
@@ -208,7 +208,7 @@ def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkey
     ]
 
 
-def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
+def test_engines_final_value_counts_over_the_given_one(tmp_path):
     told = tmp_path / "told.jsonl"
     rows = [
         {"arguments": {"kv_cache_memory_bytes": 5}},
@@ -267,7 +267,7 @@ def test_what_the_last_engine_was_given_is_all_that_the_user_set():
     assert given_settings(vllm, SCRIPT, ()) == {}
 
 
-def test_of_two_engines_of_one_model_the_one_that_started_last_is_the_one_that_failed_to_start():
+def test_engine_that_started_last_is_the_one_that_failed():
     started = (StartedEngine("m", 1, 1), StartedEngine("m", 2, 1))
     assert failed_engine(incident(model="m"), started).order == 2
     assert failed_engine(incident(model="m", phase="decode"), started) is None
@@ -275,7 +275,7 @@ def test_of_two_engines_of_one_model_the_one_that_started_last_is_the_one_that_f
     assert (change.model, change.order) == ("m", 2)
 
 
-def test_changes_of_one_engine_are_joined_and_those_of_another_stay_its_own():
+def test_changes_of_one_engine_are_joined_separately():
     one = changes_with((), incident(model="a"), (), {"max_model_len": 7})
     two = changes_with(one, incident(model="b"), (), {"max_model_len": 9})
     three = changes_with(two, incident(model="a"), (), {"max_num_seqs": 1})
@@ -285,7 +285,7 @@ def test_changes_of_one_engine_are_joined_and_those_of_another_stay_its_own():
     ]
 
 
-def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_path):
+def test_engine_process_may_use_what_its_host_has(tmp_path):
     said = tmp_path / "said.jsonl"
     said.write_text(
         json.dumps({"pid": 7, "process": "Worker", "limits": {"process_data_limit_bytes": 3 * GIB}})

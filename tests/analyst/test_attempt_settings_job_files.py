@@ -44,7 +44,7 @@ def test_a_key_in_a_section_of_its_own_is_found(job, setting, value, line, key):
     ]
 
 
-def test_a_key_with_another_value_is_not_what_the_engine_was_given(job):
+def test_key_with_another_value_is_not_the_engines_argument(job):
     assert find_setting_locations(job, "max_model_len", 8192, "vllm") == []
 
 

@@ -49,7 +49,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_cannot_be_run_is_one_line_and_the_status_of_a_shell(commands, name):
+def test_unrunnable_command_is_one_line_and_a_shells_status(commands, name):
     status, said = CASES[name]
     ended = ran(str(commands / name))
     assert ended.returncode == status, ended.stderr
@@ -57,7 +57,7 @@ def test_what_cannot_be_run_is_one_line_and_the_status_of_a_shell(commands, name
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_text_without_an_interpreter_line_is_the_shells_with_its_arguments(commands):
+def test_text_without_an_interpreter_line_runs_in_the_shell(commands):
     ended = ran(str(commands / "no-interpreter-line"), "well")
     assert (ended.returncode, ended.stdout) == (5, b"ran well\n")
 
@@ -90,7 +90,7 @@ def test_words_and_variables_that_are_no_text_arrive_as_they_are():
     assert ended.stdout == b"\xff\xfe\xfd"
 
 
-def test_standard_streams_that_are_closed_when_we_start_cost_nothing(tmp_path):
+def test_closed_standard_streams_cost_nothing(tmp_path):
     """The next file that is opened would take their place: the command's own output would go into it."""
     script = '"$@" <&- >&- 2>&-'
     trace = tmp_path / "ran"

@@ -7,9 +7,7 @@ import os
 import run_cost
 
 
-def test_a_run_loads_little_more_than_python_and_nothing_that_explains_a_failure(
-    tmp_path, monkeypatch
-):
+def test_run_loads_little_and_nothing_that_explains_failures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     found, others = run_cost.modules(env)
@@ -19,7 +17,7 @@ def test_a_run_loads_little_more_than_python_and_nothing_that_explains_a_failure
     assert run_cost.resident_mib(env) <= run_cost.GOAL_MIB
 
 
-def test_every_option_of_run_has_a_variable_that_the_supervisor_knows():
+def test_every_option_of_run_has_a_variable_of_the_supervisor():
     from oomguard.cli.run import command
     from oomguard.supervisor.options import _OPTION_VARIABLES
 

@@ -39,7 +39,7 @@ def run(
     return ran, count.read_text().split()
 
 
-def test_a_server_that_died_of_memory_is_remedied_though_it_says_0(tmp_path):
+def test_server_dead_from_memory_is_remedied_despite_status_0(tmp_path):
     ran, shares = run(tmp_path, "--allow", "reduces-capacity")
     assert ran.returncode == 0, ran.stderr
     assert "RESULT" in ran.stdout
@@ -57,7 +57,7 @@ def test_where_nothing_is_left_to_do_the_run_failed(tmp_path):
     assert "Ran with reduced settings" not in ran.stderr
 
 
-def test_a_death_without_a_cause_in_the_log_is_told_and_the_run_failed(tmp_path):
+def test_death_without_a_logged_cause_is_reported_as_failed_run(tmp_path):
     ran, shares = run(tmp_path, mode="worker")
     assert (ran.returncode, len(shares)) == (1, 1), ran.stderr
     assert "kind=engine_dead" in ran.stderr

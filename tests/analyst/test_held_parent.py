@@ -74,7 +74,7 @@ def test_a_killed_run_that_was_stopped_leaves_nothing():
         assert psutil.wait_procs([command], timeout=LIMIT_S)[1] == []
 
 
-def test_a_job_on_a_terminal_is_stopped_whole_and_comes_back_with_fg():
+def test_job_on_a_terminal_stops_whole_and_resumes_with_fg():
     with sitting_at([*JOB_SHELL, *QUIET, PY, "-c", WORKS, WORKS]) as terminal:
         job = int(terminal.until(rb"JOB (\d+)").group(1))
         pids = [int(terminal.until(rb"UP (\d+)").group(1)) for _ in range(2)]

@@ -49,14 +49,14 @@ def test_a_command_that_kills_its_parent_is_killed_with_it(first):
     assert run(f"{first}kill -KILL $PPID; sleep 5; exit 5", behind=BEHIND_A_SHELL).returncode == 137
 
 
-def test_no_variable_makes_a_run_believe_that_another_one_is_around_it(tmp_path):
+def test_no_variable_fakes_an_outer_run(tmp_path):
     code = f'if [ -n "$OOMGUARD_VLLM_OVERRIDES" ]; then exit 0; fi; cat {shlex.quote(str(LOG))}; exit 1'
     names = {"OOMGUARD_OUTER_RUN": str(os.getpid()), "XDG_STATE_HOME": str(tmp_path)}
     assert run(code, "--allow", "reduces-capacity", **names).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "deep"])
-def test_a_file_of_options_that_is_none_is_one_message_and_keeps_nobody_waiting(kind, tmp_path):
+def test_invalid_options_file_is_one_message_without_waiting(kind, tmp_path):
     folder = tmp_path / "oomguard"
     folder.mkdir()
     if kind == "fifo":
@@ -95,7 +95,7 @@ def test_a_port_that_is_taken_is_a_warning_and_the_command_runs():
             assert "the run continues without" in ran.stderr
 
 
-def test_clients_that_say_nothing_use_up_neither_the_probes_nor_the_run(tmp_path):
+def test_silent_clients_exhaust_neither_probes_nor_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = shlex.quote(str(LOG))

@@ -45,7 +45,7 @@ def test_beginning_waits_for_no_journal(tmp_path):
     assert (record.exit_status, "abcdefgh12345" in record.command) == (3, False)
 
 
-def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended(told):
+def test_unopenable_journal_is_reported_once_at_the_attempts_end(told):
     def never() -> Journal:
         raise InputError("no place")
 
@@ -60,7 +60,7 @@ def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended
     assert keeper.path is None
 
 
-def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_keep(told):
+def test_default_path_is_reported_only_if_a_failure_needs_it(told):
     def never() -> Journal:
         raise InputError("no place")
 
@@ -76,7 +76,7 @@ def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_kee
     assert told == [("Not recording this run: the journal cannot be opened", "no place")]
 
 
-def test_an_attempt_took_as_long_as_it_ran_and_not_as_long_as_its_diagnosis(tmp_path):
+def test_attempt_time_excludes_its_diagnosis(tmp_path):
     keeper = JournalHook(lambda: Journal(tmp_path / "journal"))
     keeper.begin(1, ["job"], {}, ())
     keeper.end(replace(FAILED, seconds=1234.5))

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_is_kept_masked_with_home_folders_and_the_folder(folder: Path):
+def test_command_is_kept_masked_with_home_and_folder(folder: Path):
     kept = describe_start(["sh", "/home/alice/job.sh", "--api-key", "Hunter2"])
 
     assert kept == {
@@ -41,7 +41,7 @@ def test_the_command_is_kept_masked_with_home_folders_and_the_folder(folder: Pat
     }
 
 
-def test_the_digest_is_that_of_programs_and_configurations_as_they_are(folder: Path):
+def test_digest_covers_programs_and_configurations(folder: Path):
     (folder / "job.py").write_text("a")
     (folder / "c.yaml").write_text("b")
     command = ["python", "job.py", "--config=c.yaml"]
@@ -61,7 +61,7 @@ def test_what_is_no_file_or_has_no_end_is_not_read(folder: Path):
     assert digest_of_files(["python", "pipe.py", "folder.py", "bad\0name.py"]) is None
 
 
-def test_a_path_of_this_folder_is_told_from_one_that_means_the_same_everywhere(folder: Path):
+def test_local_path_differs_from_one_that_is_the_same_everywhere(folder: Path):
     (folder / "tiny").mkdir()
 
     assert names_local_path(["vllm", "serve", "./tiny"])

@@ -44,7 +44,7 @@ def test_a_shell_keeps_what_a_command_has_set():
         assert b"rows 40; columns 120;" in shown
 
 
-def test_a_command_that_dies_of_a_signal_leaves_the_terminal_as_it_was():
+def test_command_killed_by_a_signal_leaves_the_terminal_intact():
     command = ["sh", "-c", "stty raw -echo rows 40; kill -9 $$"]
     with sitting_at([*JOB_SHELL, *QUIET, *command]) as terminal:
         before = terminal.modes
@@ -52,7 +52,7 @@ def test_a_command_that_dies_of_a_signal_leaves_the_terminal_as_it_was():
         assert terminal.modes == before
 
 
-def test_what_a_failed_attempt_sets_is_neither_the_next_ones_nor_in_the_way_of_what_is_told():
+def test_failed_attempts_settings_do_not_reach_the_next():
     script = f'stty -echo -onlcr; exec {shlex.join(ENGINE)} "$@"'
     command = [
         *RUN,

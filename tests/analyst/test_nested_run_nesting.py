@@ -52,7 +52,7 @@ def test_the_command_that_a_run_inside_a_run_starts_in_the_end(command, inner):
     assert innermost_command(tuple(command.split())) == tuple(inner.split())
 
 
-def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tmp_path):
+def test_inner_runs_own_files_are_no_side_effect(tmp_path):
     inner = [
         "--journal",
         "inner.sqlite3",
@@ -80,5 +80,5 @@ def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tm
         (("oomguard", "run", "--"), []),
     ],
 )
-def test_the_options_of_the_runs_that_a_command_is_are_told_from_its_own(command, options):
+def test_options_of_nested_runs_differ_from_the_commands_own(command, options):
     assert list(options_of_inner_runs(command)) == options

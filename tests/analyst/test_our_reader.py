@@ -40,7 +40,7 @@ def test_what_ends_of_a_reader_that_has_gone_is_not_diagnosed(env):
 
 
 @pytest.mark.parametrize("by", ["bare", "run"])
-def test_the_first_write_fails_where_the_reader_went_before_the_start(by, tmp_path):
+def test_first_write_fails_if_the_reader_left_before_the_start(by, tmp_path):
     code = "import sys\nprint('x', flush=True)\nopen('done', 'w')"
     reader, writer = os.pipe()
     os.close(reader)

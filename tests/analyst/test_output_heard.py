@@ -20,7 +20,7 @@ NOTED = (Line(1, 0, f"(EngineCore pid=7) ERROR 11-24 21:00:00 [core.py:1510] {WO
         (f"{WORDS}\nKeyError: 'text'\n", []),
     ],
 )
-def test_the_engine_s_own_notes_count_where_its_words_are_not_in_the_output(output, kinds):
+def test_engines_notes_count_if_its_words_are_not_in_the_output(output, kinds):
     rules = default_rules()
     heard = ParsedOutput(Scanner(rules), tail=output)
     found = heard.or_engine_log(scan((), rules), NOTED, rules, {})

@@ -35,7 +35,7 @@ def test_the_last_of_two_tracebacks_ended_it():
     assert not any("out of memory" in line for line in words.lines)
 
 
-def test_one_raised_while_another_is_handled_does_not_come_from_it():
+def test_error_raised_while_handling_another_is_independent():
     code = "try:\n    raise RuntimeError('CUDA out of memory')\nexcept RuntimeError:\n    open('/no/such/file')"
     words = final_traceback(printed(code))
 
@@ -66,7 +66,7 @@ def test_a_traceback_that_ended_nothing_does_not_count(above):
     assert final_traceback(tail.encode()).exception == "MemoryError: all gone"
 
 
-def test_an_output_that_goes_on_after_a_traceback_did_not_end_with_it():
+def test_output_after_a_traceback_means_it_did_not_end_there():
     assert final_traceback(printed(HANDLED) + b"still at work\n" * 50) is None
 
 

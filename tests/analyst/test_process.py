@@ -79,7 +79,7 @@ def test_output_arrives_while_the_command_runs():
         process.communicate(timeout=LIMIT_S)
 
 
-def test_a_reader_that_goes_away_ends_the_command_as_it_would_without_us():
+def test_reader_that_goes_away_ends_the_command_as_usual():
     """``yes | head -1`` ends because yes finds its pipe closed; with oomguard between them it must too."""
     command = shlex.join([*OOMGUARD, "yes"])
     ran = subprocess.run(
@@ -108,7 +108,7 @@ def test_a_paused_reader_does_not_hold_up_a_stop():
 @pytest.mark.parametrize(
     ("stream", "code", "status"), [("stdout", "seq 3", 1), ("stderr", "seq 3 >&2; exit 3", 3)]
 )
-def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, status, stream):
+def test_lost_output_is_no_success_and_own_failure_stays(code, status, stream):
     with open("/dev/full", "wb") as full:
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: full}
         bare = subprocess.run(["bash", "-e", "-c", code], **streams, check=False)
@@ -117,7 +117,7 @@ def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, stat
     assert (bare.returncode == 0) == (status == 0)
 
 
-def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_named(tmp_path):
+def test_failed_analysis_keeps_the_status_and_names_the_output(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import oomguard.analyst.attempt_diagnosis as e\ndef broken(*_, **__): raise ZeroDivisionError('ours')\ne.AttemptDiagnoser.explain = broken\n"
     )
@@ -134,13 +134,13 @@ def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_n
     assert Path(ran.stderr.removeprefix(said).decode().strip()).read_bytes() == b"printed\n"
 
 
-def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run():
+def test_unwritable_state_folder_does_not_stop_the_run():
     place = "/dev/null/x"
     ran = run("echo", "hi", env={**os.environ, "XDG_STATE_HOME": place})
     assert (ran.returncode, ran.stdout) == (0, b"hi\n")
 
 
-def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path):
+def test_orphan_in_its_own_session_is_ended_without_delay(tmp_path):
     file = tmp_path / "pid"
     orphan = f"import os, time, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(3 * {LIMIT_S})"
     code = (
@@ -151,7 +151,7 @@ def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path)
     assert not psutil.pid_exists(int(Path(file).read_text()))
 
 
-def test_what_is_printed_to_both_streams_keeps_its_order_where_they_are_one():
+def test_output_to_one_stream_keeps_its_order():
     code = "import os\nfor n in range(500):\n os.write(1 + n % 2, b'%d ' % n)"
     ran = run(*py(code), capture_output=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert ran.stdout.split() == [b"%d" % n for n in range(500)]
@@ -190,7 +190,7 @@ def test_a_terminal_child_can_read_standard_input(tmp_path):
     os.close(fd)
 
 
-def test_what_systemd_means_for_the_process_that_it_starts_is_the_commands():
+def test_systemd_variables_for_the_process_are_the_commands():
     """As systemd starts it: the variable names oomguard."""
     name = "LISTEN_PID"
     code = f"import os; print(os.environ[{name!r}] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"

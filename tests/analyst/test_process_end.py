@@ -13,7 +13,7 @@ from support.each import each
 
 
 @each(("status", "looks"), [(0, 0), (3, 1)])
-def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, looks):
+def test_remains_of_a_failed_command_are_checked_while_it_runs(status, looks):
     left = []
     with SignalForwarder() as signals:
         source = StandardInput()

@@ -34,7 +34,7 @@ def test_a_failure_is_read_and_the_closed_pipe_is_none(last):
     os.close(told)
 
 
-def test_a_child_that_is_stopped_before_it_is_the_command_holds_nobody_up():
+def test_child_stopped_before_exec_blocks_no_one():
     told, pid = child(None, stops=True)
     assert read_failure(told, pid) == b""
     os.kill(pid, signal.SIGCONT)
@@ -42,7 +42,7 @@ def test_a_child_that_is_stopped_before_it_is_the_command_holds_nobody_up():
     os.close(told)
 
 
-def test_a_child_that_has_ended_while_somebody_else_still_holds_the_pipe_is_none():
+def test_ended_child_with_an_inherited_pipe_counts_as_ended():
     told, tells = os.pipe()
     pid = os.fork()
     if pid == 0:

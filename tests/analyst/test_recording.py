@@ -64,7 +64,7 @@ def as_recorded(recording: RecordedOutput):
 
 @each("before", [0, 1, 50, 3000, 30000])
 @each("after", [0, 3000])
-def test_a_failure_is_found_where_it_stands_in_a_file_of_the_same_bytes(before, after):
+def test_failure_is_found_at_its_place_among_equal_bytes(before, after):
     data = HEALTHY * before + FAILURE + HEALTHY * after
     recording = recorded([(1, data[i : i + 65536]) for i in range(0, len(data), 65536)])
 
@@ -73,7 +73,7 @@ def test_a_failure_is_found_where_it_stands_in_a_file_of_the_same_bytes(before, 
 
 
 @pytest.mark.parametrize("before", [700, 2000])
-def test_it_is_found_at_its_line_and_byte_where_most_of_the_output_is_dropped(before, small):
+def test_failure_keeps_its_line_and_byte_in_trimmed_output(before, small):
     data = HEALTHY * before + FAILURE + HEALTHY * 200
     recording = recorded([(1, data[i : i + 1000]) for i in range(0, len(data), 1000)])
 
@@ -181,7 +181,7 @@ def test_a_pipe_s_bytes_go_into_the_copy_and_out_of_the_pipe():
     recording.close()
 
 
-def test_where_the_copy_cannot_be_written_the_bytes_are_taken_all_the_same(monkeypatch):
+def test_unwritable_copy_still_takes_the_bytes(monkeypatch):
     recording = OutputBuffer()
 
     def full(*_args, **_options):

@@ -32,7 +32,7 @@ PATCH = (
     ],
     ids=["deadline", "relaunches", "both"],
 )
-def test_what_the_policy_of_a_rank_leaves_is_told_by_its_name_and_a_later_start_may_change_it(
+def test_rank_policy_is_reported_by_name_and_may_change_later(
     policy: Policy, why: str, tmp_path: Path
 ):
     refusal = refusal_of(1, Ledger(policy), None, tmp_path / "f", dry_run=False)

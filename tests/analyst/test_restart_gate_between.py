@@ -81,7 +81,7 @@ def starts(tmp_path: Path) -> list[str]:
     return (tmp_path / "count").read_text().split()
 
 
-def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path, engine):
+def test_useless_change_is_a_crash_loop_and_not_repeated(tmp_path, engine):
     ran = run(*engine, options=(*OPTIONS, "--max-attempts", "10", "--max-per-hour", "9"))
     assert ran.returncode == 1
     assert starts(tmp_path) == ["0.9", "0.647", "0.394"]
@@ -117,7 +117,7 @@ def held_while_it_fails(
     return process.returncode, errors
 
 
-def test_a_port_that_another_process_holds_ends_the_run_with_its_name(tmp_path, engine):
+def test_port_of_another_process_ends_the_run_with_its_name(tmp_path, engine):
     port = int(engine[-1])
     with socket.socket() as held:
         status, errors = held_while_it_fails(tmp_path, engine, held, ("127.0.0.1", port))
@@ -140,9 +140,7 @@ def test_the_first_start_is_left_alone_where_its_port_is_taken(tmp_path, engine)
     assert "its address is in use" not in ran.stderr
 
 
-def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds_it(
-    tmp_path, engine, unix_path
-):
+def test_socket_of_a_failed_attempt_is_removed_for_the_next(tmp_path, engine, unix_path):
     ran = run(*engine, "--uds", str(unix_path), "--fits", "0.8")
     assert ran.returncode == 0, ran.stderr
     assert starts(tmp_path) == ["0.9", "0.647"]
@@ -227,9 +225,7 @@ def test_shared_memory_that_was_left_behind_is_told(said, tmp_path, monkeypatch)
     assert said[-1]["remove"] == f"rm {shm}/psm_ab"
 
 
-def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(
-    said, tmp_path, unix_path, monkeypatch
-):
+def test_socket_from_before_the_attempt_is_not_removed(said, tmp_path, unix_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(unix_path))
     monkeypatch.setattr(restart_gate, "LIMIT_S", 0.0)
@@ -238,9 +234,7 @@ def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(
     assert said[-1]["held_by"] == "no process, but the file of an old socket is still there"
 
 
-def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
-    said, tmp_path, monkeypatch
-):
+def test_relaunches_within_an_hour_use_the_given_clock(said, tmp_path, monkeypatch):
     """A server that serves for a while between its failures is run again as often as its hours allow."""
     now = {"s": 0.0}
     monkeypatch.setattr(restart_gate, "backoff_s", lambda _quick: 0.0)

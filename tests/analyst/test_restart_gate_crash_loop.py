@@ -35,7 +35,7 @@ def looped(*failures, took_effect=True, seconds=10.0):
 U, S = ("gpu_memory_utilization",), ("max_num_seqs",)
 
 
-def test_three_starts_that_fail_alike_are_a_loop_told_with_its_times():
+def test_three_equal_failed_starts_are_a_loop_with_times():
     loop = looped((incident(**SAME), ()), (incident(**SAME), U), (incident(**SAME), U))
     assert loop.description == "3 starts in 41 s, each failed with cuda_oom (OG316, decode)"
     assert loop.times == "10 s, 10 s, 10 s"
@@ -139,7 +139,7 @@ def test_where_no_figure_is_printed_nothing_is_concluded():
         ({}, {}, None),
     ],
 )
-def test_a_need_shrank_where_less_is_needed_or_missing_beyond_what_varies(before, after, shrank):
+def test_need_shrank_only_beyond_the_usual_variation(before, after, shrank):
     assert need_shrank(incident(**before), incident(**after)) is shrank
 
 

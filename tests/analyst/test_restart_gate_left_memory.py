@@ -21,7 +21,7 @@ def made(folder: Path, name: str, size_bytes: int = MIB) -> Path:
     return path
 
 
-def test_what_was_made_since_and_nobody_has_is_left_the_largest_first(tmp_path):
+def test_new_unowned_segments_are_left_largest_first(tmp_path):
     made(tmp_path, "psm_before")
     before = known_segments(NAMES, tmp_path)
     made(tmp_path, "psm_small")
@@ -63,7 +63,7 @@ def test_what_a_process_has_is_not_left(tmp_path, how):
     ]
 
 
-def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
+def test_shared_memory_of_python_is_seen_while_mapped_and_after():
     before = known_segments(NAMES, FOLDER)
     segment = shared_memory.SharedMemory(create=True, size=MIB)
     try:

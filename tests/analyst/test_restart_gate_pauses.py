@@ -32,7 +32,7 @@ def test_the_first_relaunch_waits_for_nothing():
 
 
 @each(("quick", "least_s"), [(2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 32)])
-def test_the_pause_doubles_with_each_quick_failure_and_varies_by_up_to_a_second(quick, least_s):
+def test_pause_doubles_per_quick_failure_with_a_second_of_jitter(quick, least_s):
     drawn = {backoff_s(quick) for _ in range(50)}
     assert all(least_s <= seconds <= least_s + 1 for seconds in drawn)
     assert len(drawn) > 1
@@ -54,7 +54,7 @@ def test_the_pause_is_never_longer_than_its_limit(quick):
         ((), 0),
     ],
 )
-def test_an_attempt_that_served_for_a_while_ends_the_row_of_quick_failures(seconds, quick):
+def test_attempt_that_served_a_while_ends_the_quick_failures(seconds, quick):
     assert quick_failures(attempts(*seconds)) == quick
 
 
@@ -80,7 +80,7 @@ waits = st.lists(
 
 
 @given(most=st.integers(0, 5), waits=waits)
-def test_no_hour_has_more_relaunches_than_its_budget_and_none_is_refused_below_it(most, waits):
+def test_no_hour_has_more_relaunches_than_its_budget(most, waits):
     clock, begun_s = Clock(), []
     budget = RateLimit(most, clock)
     for wait_s in waits:
@@ -97,7 +97,7 @@ def test_no_hour_has_more_relaunches_than_its_budget_and_none_is_refused_below_i
 
 
 @given(most=st.integers(1, 5), waits=waits)
-def test_the_time_it_tells_is_the_earliest_at_which_the_next_may_begin(most, waits):
+def test_stated_time_is_the_earliest_next_begin(most, waits):
     clock = Clock()
     budget = RateLimit(most, clock)
     for wait_s in waits:

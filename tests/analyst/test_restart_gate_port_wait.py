@@ -62,7 +62,7 @@ def test_a_free_port_is_waited_for_no_moment():
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("127.0.0.1", ""), ("0.0.0.0", "localhost")])
-def test_a_port_that_is_listened_on_is_taken_and_its_holder_named(theirs, ours):
+def test_listening_port_is_taken_and_its_holder_named(theirs, ours):
     with listening(theirs) as held:
         told = wait_until_free(ListenAddress(ours, port_of(held)), never, limit_s=0)
     assert told is not None
@@ -109,7 +109,7 @@ def test_a_stop_ends_the_wait():
     assert time.monotonic() - began_s < 60
 
 
-def test_what_cannot_be_bound_for_another_reason_is_the_engine_s_to_tell():
+def test_unbindable_for_other_reasons_is_left_to_the_engine():
     assert not is_taken(ListenAddress("192.0.2.1", 8000))  # no address of ours
     assert not is_taken(ListenAddress("no.such.host.invalid", 8000))
     assert not is_taken(ListenAddress("ä" * 300, 8000))
@@ -136,7 +136,7 @@ def test_the_secrets_of_a_holder_are_masked():
     assert "Hunter2" not in told
 
 
-def test_a_unix_socket_that_is_listened_on_is_taken_and_not_removed(unix_path):
+def test_listening_unix_socket_is_taken_and_not_removed(unix_path):
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(unix_path))
         held.listen()
@@ -147,7 +147,7 @@ def test_a_unix_socket_that_is_listened_on_is_taken_and_not_removed(unix_path):
     assert stat.S_ISSOCK(unix_path.lstat().st_mode)
 
 
-def test_a_unix_socket_that_nobody_listens_on_is_told_and_can_be_removed(unix_path):
+def test_dead_unix_socket_is_reported_and_can_be_removed(unix_path):
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(unix_path))
     address = ListenAddress(path=str(unix_path))

@@ -64,7 +64,7 @@ def test_where_another_start_has_it_a_free_one_is_taken(gpus):
     assert used == [[simulated_gpus.uuid(0)], [simulated_gpus.uuid(1)]], errors
 
 
-def test_without_another_one_it_waits_says_for_whom_and_how_long_and_a_stop_makes_no_attempt(gpus):
+def test_wait_names_the_holder_and_a_stop_makes_no_attempt(gpus):
     gpus.are_alike(1)
     with start(gpus, OPTIONS, fails(gpus), SIMULATED_RUN_S="1") as job, leased_by_another(gpus):
         assert job.stderr is not None
@@ -93,7 +93,7 @@ exit 3"""
     return ["sh", "-c", script, str(gpus.folder)]
 
 
-def test_a_device_that_fell_off_is_left_for_another_one_also_where_it_is_leased_still(gpus):
+def test_lost_device_is_replaced_even_if_still_leased(gpus):
     gpus.are_alike(2)
     options = ("--gpus", "1", "--restart", "on-failure", "--idempotent", "--lease", "job")
     with start(gpus, options, loses(gpus, 0, count=2)) as job:
@@ -102,7 +102,7 @@ def test_a_device_that_fell_off_is_left_for_another_one_also_where_it_is_leased_
     assert 'GPU 0 is left: reason="it does not answer: GPU is lost' in errors
 
 
-def test_without_another_device_one_that_fell_off_is_waited_for_and_the_run_ends(gpus):
+def test_lost_device_without_another_ends_the_run(gpus):
     options = (
         "--gpus",
         simulated_gpus.uuid(0),

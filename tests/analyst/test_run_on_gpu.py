@@ -73,9 +73,7 @@ def ran(words, folder):
 
 
 @pytest.mark.parametrize("share", ["1", "0.25"], ids=["the whole device", "a quarter of it"])
-def test_a_fragmented_device_is_found_and_one_relaunch_with_expandable_segments_succeeds(
-    tmp_path, told, share
-):
+def test_fragmented_device_recovers_with_expandable_segments(tmp_path, told, share):
     (tmp_path / "job.py").write_text(FRAGMENTS)
     done = ran([*RUN, "--", sys.executable, "job.py", share], tmp_path)
 

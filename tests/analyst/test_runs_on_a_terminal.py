@@ -28,7 +28,7 @@ SHOWING = [
 JOB_SHELL = [PY, str(HERE / "job_shell.py")]
 
 
-def test_each_attempt_has_a_terminal_and_what_is_told_between_them_comes_out_right():
+def test_each_attempt_has_a_terminal_and_its_messages_are_right():
     shown = transcript([*RUN, "--allow", "reduces-capacity", "--", *SHOWING])
     assert shown.count(b"TTY True\r\n") == 2
     assert b"RESULT 1792\r\n" in shown
@@ -70,7 +70,7 @@ def test_a_failure_is_diagnosed_as_through_a_pipe(tmp_path):
     assert ours == theirs
 
 
-def test_a_shell_that_restores_nothing_finds_its_terminal_as_it_was():
+def test_shell_that_restores_nothing_finds_its_terminal_intact():
     """job_shell leaves the modes alone: after a kill only the watcher can have restored them."""
     with sitting_at(
         [*JOB_SHELL, *QUIET, PY, "-c", "print('READY', flush=True); import time; time.sleep(3600)"]
@@ -109,7 +109,7 @@ def test_a_terminal_that_goes_away_is_one_hangup(tmp_path):
     assert notes.read_text() == "HUP\nEND\n"
 
 
-def test_where_there_is_no_second_terminal_the_output_is_a_pipe_and_that_is_told(tmp_path):
+def test_missing_second_terminal_means_a_pipe_and_a_message(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os\ndef none(): raise OSError(28, 'No space left on device')\nos.openpty = none\n"
     )
@@ -137,7 +137,7 @@ def test_a_stop_key_is_a_stop_nothing_is_run_again_after_it():
     assert b"Running the command again" not in shown
 
 
-def test_a_command_that_answers_ctrl_c_goes_on_however_often_it_comes_and_no_grace_runs():
+def test_command_that_handles_ctrl_c_continues_at_once():
     code = (
         "import os, signal, sys\nsignal.signal(signal.SIGINT, lambda *_: os.write(1, b'GOT\\n'))\nprint('READY', flush=True)\n"
         "while True: print('LINE', sys.stdin.readline().strip(), flush=True)"

@@ -100,7 +100,7 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_the_command():
         assert terminal.shown.count(b"GOES ON\r\n") == 3
 
 
-def test_a_command_that_stops_itself_gives_the_shell_its_terminal():
+def test_command_that_stops_itself_returns_the_terminal():
     """As nano does, by STOP to its group; no key of a raw terminal could continue it."""
     code = (
         "import os, signal, sys\nos.kill(0, signal.SIGSTOP)\nprint('AGAIN', flush=True)\n"
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_the_command_once_in_a_pipeline_too(where):
 
 
 @each("number", [signal.SIGKILL, signal.SIGTERM])
-def test_however_it_is_ended_the_terminal_is_as_before_and_the_tree_gone(number):
+def test_terminal_and_tree_are_clean_however_the_run_ends(number):
     with bash() as terminal:
         before = modes(terminal)
         begin(terminal, f"run {py(ANSWERS)}")

@@ -117,7 +117,7 @@ def test_what_can_be_written_again_does_not_stand_in_the_way(work):
     assert "oomguard detected no written files" in ran.stderr
 
 
-def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
+def test_open_file_of_a_process_counts_in_any_folder(work):
     """It lies too deep to be found by looking around; what the command leaves running is looked at before it is ended."""
     held = work / "a" / "b" / "results.jsonl"
     held.parent.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_what_served_requests_is_not_run_again(work):
     assert "The command served requests: at_least=3" in ran.stderr
 
 
-def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
+def test_engines_server_restarts_after_requests_and_files(work):
     """It answers those who ask; started again, it repeats none of that."""
     server = work.parent / "bin" / "vllm"
     server.parent.mkdir()
@@ -184,7 +184,7 @@ def test_idempotent_permits_it_and_what_is_repeated_is_said(work):
     assert f"The command wrote a file: path={work / 'results.jsonl'}" in ran.stderr
 
 
-def test_the_variable_permits_it_too_and_a_stranger_s_table_does_not(work):
+def test_variable_permits_it_and_a_strangers_table_does_not(work):
     assert run(work, WROTE, env={"OOMGUARD_IDEMPOTENT": "1"}).returncode == 0
 
     (work / "pyproject.toml").write_text("[tool.oomguard]\nidempotent = true\n")
@@ -208,7 +208,7 @@ OWN = (
 )
 
 
-def test_what_oomguard_itself_writes_is_no_side_effect_of_the_command(work):
+def test_oomguards_own_files_are_no_side_effect(work):
     (work / "link.prom").symlink_to("target.prom")
     ran = run(work, "", *OWN)
 

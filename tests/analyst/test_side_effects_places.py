@@ -86,7 +86,7 @@ def test_the_longest_folder_decides():
     assert not places(folder="/tmp/job", TMPDIR="/tmp/job/tmp").counts("/tmp/job/tmp/x")
 
 
-def test_where_the_working_folder_is_the_temporary_one_its_own_entries_count():
+def test_temporary_working_folder_counts_its_own_entries():
     here = places(folder="/tmp")
     assert here.counts("/tmp/results.jsonl")
     assert not here.counts("/tmp/tmpab12cd_4")
@@ -122,7 +122,7 @@ def test_what_an_argument_names_counts(words, tmp_path):
     "flag", ["--cache-dir", "--download-dir", "--hf_cache", "--log-file", "--tmpdir"]
 )
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
-def test_a_flag_of_a_cache_a_log_or_a_temporary_folder_names_none_that_counts(flag, form, tmp_path):
+def test_flag_of_a_cache_log_or_temporary_folder_does_not_count(flag, form, tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()
     found = places(tuple(form.format(flag, folder).split(" ")))
@@ -138,7 +138,7 @@ def test_a_name_in_the_working_folder_is_read_from_there(tmp_path):
     )
 
 
-def test_the_root_a_home_and_the_folders_above_are_not_named_by_chance(tmp_path):
+def test_root_home_and_parents_are_not_named_by_chance(tmp_path):
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     words = ("python", "-c", "x / y; '..'; '.'", "/", "~", str(tmp_path))
@@ -165,7 +165,7 @@ def test_sources_and_hidden_files_may_be_changed_by_others():
     assert not found.may_be_changed_by_others("/work/job/results.jsonl")
 
 
-def test_every_folder_of_the_data_is_absolute_or_begins_with_a_home_or_a_variable():
+def test_every_data_folder_is_absolute_or_starts_at_a_home():
     import tomllib
 
     import oomguard

@@ -76,7 +76,7 @@ def test_a_line_that_two_slots_share_counts_once(monkeypatch):
         assert counted(before + POST + POST) == 2
 
 
-def test_a_slot_without_a_line_s_end_does_not_part_a_line_from_its_head(monkeypatch):
+def test_slot_without_a_line_end_keeps_a_line_whole(monkeypatch):
     monkeypatch.setattr(module, "SLOT_BYTES", 32)
     assert len(POST) > 2 * 32
     assert counted(POST) == 1

@@ -52,7 +52,7 @@ def names(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize("mode", ["w", "a", "r+", "x"])
-def test_a_file_open_for_writing_is_found_once_it_has_been_written(mode, tmp_path, names):
+def test_file_open_for_writing_is_found_once_written(mode, tmp_path, names):
     if mode == "r+":
         (tmp_path / "out").write_text("before")
     since_ns, files = now_ns(), OpenFiles(os.getpid())
@@ -67,7 +67,7 @@ def test_a_file_open_for_writing_is_found_once_it_has_been_written(mode, tmp_pat
     assert names(files, since_ns) == ["out"]
 
 
-def test_a_file_that_is_only_read_or_was_written_before_is_not_found(tmp_path, names):
+def test_file_only_read_or_written_earlier_is_not_found(tmp_path, names):
     (tmp_path / "input").write_text("prompts")
     (tmp_path / "old").write_text("results")
     files = OpenFiles(os.getpid())
@@ -78,7 +78,7 @@ def test_a_file_that_is_only_read_or_was_written_before_is_not_found(tmp_path, n
     assert names(files) == ["old"]
 
 
-def test_what_is_written_under_another_name_and_put_in_its_place_is_found(tmp_path, names):
+def test_file_renamed_into_place_is_found(tmp_path, names):
     files = OpenFiles(os.getpid())
     with holding(
         "f = open('x.partial', 'w'); f.write('1'); f.close(); f = open('x.partial', 'a')", tmp_path

@@ -84,7 +84,7 @@ def test_each_signal_that_another_process_sends_goes_on_once():
         assert sorted(heard(process)) == sent
 
 
-def test_what_stops_a_job_stops_the_command_then_oomguard_and_cont_continues_both():
+def test_job_stop_stops_both_and_cont_continues_both():
     number = signal.SIGTSTP
     with listening("--stoppable") as (process, child):
         process.send_signal(number)
@@ -145,7 +145,7 @@ def test_only_a_stop_keeps_a_failure_from_being_remedied(number, relaunched, tmp
     assert process.returncode == (0 if relaunched else 1)
 
 
-def test_a_grace_of_zero_kills_at_once_and_the_command_never_sees_the_signal(tmp_path):
+def test_grace_of_zero_kills_at_once_without_the_signal(tmp_path):
     seen = tmp_path / "seen"
     code = (
         f"import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open({str(seen)!r}, 'w').close())\n"
@@ -188,7 +188,7 @@ def test_a_third_stop_kills_however_long_the_grace():
 SIGNALS_OF_A_PROCESS = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
 
 
-def test_the_command_starts_with_the_signals_that_oomguard_was_started_with():
+def test_command_starts_with_oomguards_own_signal_settings():
     """``env`` sets them; what the command then finds is what it would find without oomguard."""
     options = ["--ignore-signal=HUP", "--ignore-signal=PWR", "--block-signal=USR1"]
     env = shutil.which("env")
@@ -204,7 +204,7 @@ def test_the_command_starts_with_the_signals_that_oomguard_was_started_with():
     assert ours.stdout == bare.stdout
 
 
-def test_a_signal_that_was_ignored_at_the_start_reaches_a_command_that_handles_it():
+def test_signal_ignored_at_the_start_reaches_a_handler():
     """``nohup`` ignores HUP, ``&`` in a script INT: a server sets its own handler all the same."""
     number = signal.SIGHUP
     with listening(prefix=("env", f"--ignore-signal={signal.Signals(number).name[3:]}")) as (
@@ -233,7 +233,7 @@ else:
 """
 
 
-def test_a_signal_to_the_group_reaches_what_the_command_has_started_too():
+def test_signal_to_the_group_reaches_the_commands_children():
     number = signal.SIGINT
     command = [*QUIET, sys.executable, "-c", FAMILY, FAMILY]
     with subprocess.Popen(
@@ -246,7 +246,7 @@ def test_a_signal_to_the_group_reaches_what_the_command_has_started_too():
         )
 
 
-def test_a_signal_to_every_process_of_a_service_reaches_the_command_once():
+def test_signal_to_a_whole_service_reaches_the_command_once():
     """systemd with ``KillMode=control-group``, ``scancel --full``, ``kill -1``."""
     number = signal.SIGTERM
     with listening() as (process, _):
@@ -264,7 +264,7 @@ def stop_us() -> None:
     subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
 
 
-def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_then():
+def test_stop_during_the_start_goes_to_the_command():
     with SignalForwarder() as signals:
         child = signals.reaper.start(["sleep", "3600"], os.environ, shares_group=False)
         stop_us()
@@ -280,7 +280,7 @@ def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_th
 
 
 @each("number", [signal.SIGUSR1, signal.SIGABRT])
-def test_a_signal_that_came_before_the_start_goes_to_the_command_then(number):
+def test_signal_before_the_start_is_forwarded_at_the_start(number):
     with SignalForwarder() as signals:
         os.kill(os.getpid(), number)
         assert wait_for(lambda: bool(signals._early), LIMIT_S)

@@ -43,7 +43,7 @@ def test_what_was_read_of_a_pipe_is_gone(kind, read_bytes, lost):
         os.close(end)
 
 
-def test_what_came_and_was_read_between_two_looks_is_gone_once_its_writer_has_ended(pipe):
+def test_data_read_between_two_looks_is_gone_after_its_writer(pipe):
     source = StandardInput(pipe[0])
     os.write(pipe[1], b"one\n")
     os.read(pipe[0], 4)
@@ -54,7 +54,7 @@ def test_what_came_and_was_read_between_two_looks_is_gone_once_its_writer_has_en
     assert source.lost == ENDED
 
 
-def test_a_pipe_that_had_ended_or_says_nothing_is_the_same_at_each_attempt(pipe):
+def test_ended_or_silent_pipe_is_the_same_at_each_attempt(pipe):
     idle = StandardInput(pipe[0])
     idle.look()
     os.close(pipe[1])
@@ -64,7 +64,7 @@ def test_a_pipe_that_had_ended_or_says_nothing_is_the_same_at_each_attempt(pipe)
     assert (idle.lost, ended.lost) == (None, None)
 
 
-def test_a_file_of_the_option_is_read_by_each_attempt_from_its_beginning(tmp_path):
+def test_each_attempt_reads_the_input_file_from_its_beginning(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     source = StandardInput(path=str(tmp_path / "prompts.txt"))
     for _ in range(2):
@@ -109,7 +109,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_in_a_shells_loop_it_takes_from_the_input_what_the_command_takes(loop, tmp_path):
+def test_run_in_a_shell_loop_reads_what_the_command_reads(loop, tmp_path):
     def shown(command: list[str]) -> bytes:
         line = loop.format(shlex.join(command))
         ran = subprocess.run(
@@ -140,7 +140,7 @@ def test_a_closed_standard_input_stays_closed():
     assert source.lost is None
 
 
-def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch_reads_it_again(
+def test_writable_pipe_belongs_to_the_command_and_is_not_reread(
     tmp_path,
 ):
     os.mkfifo(tmp_path / "fifo")

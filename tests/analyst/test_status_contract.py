@@ -48,9 +48,7 @@ def run(
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_fault_in_any_function_that_a_run_reaches_loses_neither_status_nor_output(
-    scenario, tmp_path
-):
+def test_fault_in_any_function_keeps_status_and_output(scenario, tmp_path):
     """A sample; ``benchmarks/run_faults.py`` tries all of them."""
     found = reached(scenario, tmp_path)
     own = [one for one in found if one[0].startswith("supervisor/")]
@@ -88,7 +86,7 @@ def test_oomguard_may_be_removed_while_its_command_runs(status, tmp_path):
     assert (b"oomguard could not explain the failure" in errors) == bool(status)
 
 
-def test_a_rule_file_that_is_broken_meanwhile_is_no_matter_of_the_commands(tmp_path):
+def test_broken_rule_file_does_not_affect_the_command(tmp_path):
     (tmp_path / "rules" / "causes").mkdir(parents=True)
     code = f"echo garbage > {tmp_path}/rules/causes/y.toml; exit 9"
     ran = run(code, hooked(tmp_path, ""), "--rules", str(tmp_path / "rules"))
@@ -107,7 +105,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("how", FAILING)
-def test_where_the_analyst_fails_the_status_stands_and_one_line_names_the_output(how, tmp_path):
+def test_failed_analyst_is_one_line_and_the_status_stays(how, tmp_path):
     ran = run(
         f"cat {LOG}; exit 7", hooked(tmp_path, SHORT + FAILING[how]), "--allow", "reduces-capacity"
     )
@@ -123,7 +121,7 @@ def test_where_the_analyst_fails_the_status_stands_and_one_line_names_the_output
 
 
 @pytest.mark.parametrize("signals", [1, 3])
-def test_a_stop_signal_ends_the_run_within_two_seconds_whatever_the_analyst_does(signals, tmp_path):
+def test_stop_signal_ends_the_run_within_two_seconds(signals, tmp_path):
     mark = f"analysis-{os.getpid()}-{signals}"
     code = f"import pathlib\npathlib.Path({str(tmp_path / 'analyzes')!r})"
     hang = FAILING["hangs"].replace(

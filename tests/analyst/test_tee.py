@@ -141,7 +141,7 @@ def test_an_orphan_that_holds_the_pipe_does_not_hold_us_up(tmp_path):
     assert read_all(reader) == b""
 
 
-def test_a_reader_that_is_slower_than_the_end_gets_all_after_a_stop():
+def test_slow_reader_gets_all_output_after_a_stop():
     """Its pipe is full for a moment while the command ends: that is no reader who has gone to sleep."""
     source, sink = os.pipe(), os.pipe()
     os.write(source[1], b"x" * 65_000)

@@ -124,7 +124,7 @@ def test_a_change_of_the_terminals_size_arrives_once():
         assert shown.heard(job) == []
 
 
-def test_a_terminal_that_goes_away_hangs_the_command_up_and_nothing_is_left():
+def test_vanished_terminal_hangs_up_the_command_completely():
     shell, master = pty.fork()
     if shell == 0:
         os.execv(
@@ -145,7 +145,7 @@ def test_a_terminal_that_goes_away_hangs_the_command_up_and_nothing_is_left():
     assert psutil.wait_procs(tree, timeout=LIMIT_S)[1] == []
 
 
-def test_ctrl_z_stops_the_job_and_fg_continues_it_any_number_of_times():
+def test_ctrl_z_stops_the_job_and_fg_continues_it():
     with listening("--stoppable") as (shown, job, child):
         for _ in range(3):
             shown.type(b"\x1a")
@@ -157,7 +157,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it_any_number_of_times():
         shown.until("STATUS 7")
 
 
-def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_stopped():
+def test_stopping_oomguard_stops_the_command_and_the_shells_job():
     number = signal.SIGTSTP
     with listening("--stoppable") as (shown, job, child):
         os.kill(job, number)
@@ -168,7 +168,7 @@ def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_s
         assert shown.heard(job) == []
 
 
-def test_a_command_reads_the_terminal_also_where_its_standard_input_is_another():
+def test_command_reads_the_terminal_despite_redirected_input():
     code = "import os; fd = os.open('/dev/tty', os.O_RDWR); os.write(fd, b'name? '); print('got', os.read(fd, 99).decode().strip())"
     with terminal(
         "/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *QUIET, sys.executable, "-c", code
@@ -179,7 +179,7 @@ def test_a_command_reads_the_terminal_also_where_its_standard_input_is_another()
         shown.until("STATUS 0")
 
 
-def test_ctrl_c_reaches_once_a_command_behind_a_script_that_handles_it():
+def test_ctrl_c_reaches_a_command_behind_a_script_once():
     """Behind ``&`` a script starts it with INT ignored, and the terminal sends INT to it all the same."""
     script = 'trap : INT; "$@" & wait; wait'
     with terminal("/bin/bash", "-c", script, "bash", *QUIET, *LISTENER) as (shown, _):

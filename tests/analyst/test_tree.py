@@ -144,7 +144,7 @@ kill -KILL $sleeper
 """
 
 
-def test_a_group_that_leads_a_session_and_has_a_stopped_member_is_not_hung_up():
+def test_session_group_with_a_stopped_member_gets_no_hangup():
     command = "sleep 0.2 & exit 3"
     argv = [*QUIET, "sh", "-c", command]
     done = subprocess.run(
@@ -185,7 +185,7 @@ def test_the_watcher_holds_no_output_open(tmp_path):
     assert gone(below)
 
 
-def test_the_command_inherits_the_descriptors_that_were_given_to_us_and_no_other(tmp_path):
+def test_command_inherits_exactly_the_given_descriptors(tmp_path):
     """Among them those of ``<(…)`` and of make's jobserver."""
     (tmp_path / "given").write_text("hello")
     code = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)); print(os.read(7, 9))"
@@ -218,7 +218,7 @@ def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):
     database.close()
 
 
-def test_as_the_first_process_of_a_container_it_ends_and_reaps_too(tmp_path):
+def test_first_process_of_a_container_ends_and_reaps_too(tmp_path):
     """A namespace of processes of its own, as a container has: signals without a handler do not reach its first process."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if (

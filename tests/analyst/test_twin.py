@@ -19,7 +19,7 @@ FIRST = (signal.SIGTERM, 7, 1.0)
         ((signal.SIGTERM, 8, 1.001), False),
     ],
 )
-def test_a_stop_repeats_the_one_before_it_only_of_one_sender_in_one_moment(second, is_one):
+def test_repeated_stop_counts_once_per_sender_and_moment(second, is_one):
     twin = RepeatedSignal()
     assert not twin.is_second(*FIRST)
     assert twin.is_second(*second) is is_one

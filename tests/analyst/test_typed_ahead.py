@@ -35,7 +35,7 @@ def then(*words: list[str]) -> list[str]:
         (b"one\rtwo\rpart", b"ial\r\x04", "one\ntwo\npartial\n"),
     ],
 )
-def test_what_the_command_has_not_read_is_for_who_reads_next_and_is_shown_once(typed, more, read):
+def test_unread_input_goes_to_the_next_reader_once(typed, more, read):
     with sitting_at(then([*QUIET, *WAITS], [PY, "-c", READS])) as terminal:
         terminal.until(b"READY\r\n")
         before = len(terminal.shown)
@@ -57,7 +57,7 @@ def test_what_the_command_has_not_read_is_for_who_reads_next_and_is_shown_once(t
         assert shown.replace(b"^D\x08\x08", b"").replace(b"Terminated\r\n", b"") == echo
 
 
-def test_a_line_typed_while_the_command_runs_is_the_shells_next_command():
+def test_line_typed_during_the_command_is_the_shells_next():
     with shell() as terminal:
         terminal.type(shlex.join([*QUIET, *WAITS]).encode() + b"\r")
         terminal.until(b"READY\r\n")

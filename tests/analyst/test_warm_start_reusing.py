@@ -73,9 +73,7 @@ def taken(
     return {patch.setting: patch.new for patch in patches}
 
 
-def test_the_change_under_which_the_command_ran_is_taken_with_what_it_measured(
-    journal: Journal, caplog
-):
+def test_change_of_the_run_is_kept_with_its_measurements(journal: Journal, caplog):
     write(journal)
     (patch,) = known_changes(
         Launch(SERVE), make_policy("reduces-capacity"), lambda: open_journal(journal.path)
@@ -124,7 +122,7 @@ def test_what_the_policy_forbids_is_not_taken(journal: Journal, allow, policy):
     assert taken(journal, allow=allow, **policy) == {}
 
 
-def test_a_setting_that_the_user_left_alone_then_is_taken_without_more_permission(journal: Journal):
+def test_setting_left_alone_by_the_user_needs_no_permission(journal: Journal):
     argv = ("python", "job.py")
     write(journal, argv, by_user=False)
 
@@ -168,7 +166,7 @@ def test_another_secret_is_the_same_command(journal: Journal):
 SCRIPT = "export HF_TOKEN={}; vllm bench latency --model ./m --max-model-len 32768"
 
 
-def test_a_shell_s_command_with_another_secret_is_the_same_command(journal: Journal):
+def test_shell_command_with_another_secret_is_the_same(journal: Journal):
     write(journal, ("bash", "-c", SCRIPT.format("hf_abc")), by_user=False)
 
     assert taken(journal, ("bash", "-c", SCRIPT.format("hf_other"))) == {"max_model_len": 1792}
@@ -187,7 +185,7 @@ def test_a_shell_s_command_with_another_secret_is_the_same_command(journal: Jour
         (("ssh", "h", "API_KEY=aaa; sh job.sh"), ("ssh", "h", "API_KEY=aaa")),
     ],
 )
-def test_what_stands_behind_a_secret_in_its_word_makes_another_command(journal: Journal, then, now):
+def test_text_after_a_secret_makes_another_command(journal: Journal, then, now):
     write(journal, then, by_user=False)
 
     assert taken(journal, now) == {}
@@ -243,7 +241,7 @@ def test_another_version_of_the_engine_is_another_matter(
     assert bool(taken(journal, argv)) == is_taken
 
 
-def test_what_has_failed_since_is_not_taken_and_what_held_before_is(journal: Journal):
+def test_settings_that_failed_since_are_not_reused(journal: Journal):
     write(journal, patch={**PATCH, "to": 1024})
     write(journal)
     row = journal.begin(
@@ -264,7 +262,7 @@ def test_a_command_that_ran_as_given_last_is_not_changed(journal: Journal):
     assert taken(journal) == {}
 
 
-def test_without_a_journal_or_with_a_damaged_one_the_command_runs_as_given(tmp_path: Path):
+def test_missing_or_damaged_journal_lets_the_command_run(tmp_path: Path):
     (tmp_path / "damaged").write_text(
         "no database at all, and long enough to be taken for one" * 20
     )
@@ -297,7 +295,7 @@ def lengths(tmp_path: Path) -> list[str]:
     return found
 
 
-def test_a_second_run_begins_with_what_worked_and_only_where_it_is_asked(tmp_path: Path):
+def test_second_run_reuses_what_worked_only_on_request(tmp_path: Path):
     assert run(tmp_path, "--reuse").returncode == 0
     assert lengths(tmp_path) == ["32768", "1792"]
     assert run(tmp_path).returncode == 0
@@ -315,7 +313,7 @@ def test_a_second_run_begins_with_what_worked_and_only_where_it_is_asked(tmp_pat
     assert (last.number, last.settings, last.patches[0]["to"]) == (1, {"max_model_len": 1792}, 1792)
 
 
-def test_where_what_worked_fails_the_normal_flow_goes_on_and_never_tries_it_again(tmp_path: Path):
+def test_failed_known_good_settings_are_never_retried(tmp_path: Path):
     limit = tmp_path / "limit"
     script = tmp_path / "job.sh"
     script.write_text(f'exec {sys.executable} {ENGINE} --count "$1" --fits "$(cat {limit})"\n')

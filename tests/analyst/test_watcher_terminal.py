@@ -41,7 +41,7 @@ def test_a_terminal_that_is_as_oomguard_left_it_is_set_back(terminal):
     assert read_modes(terminal) == saved
 
 
-def test_what_the_shell_has_set_since_is_not_undone_by_the_watcher(terminal):
+def test_settings_of_the_shell_are_not_undone_by_the_watcher(terminal):
     """A shell that restores and edits a line at once, before the watcher comes round."""
     noted, saved = lent(terminal)
     subprocess.run(["stty", "-F", os.ttyname(terminal), "sane", "-echo"], check=True)

@@ -47,7 +47,7 @@ def test_what_the_whole_group_had_is_told_once(witness):
     assert not witness.had(int(signal.SIGRTMIN), SENT_BY_KILL, os.getpid(), came_s)
 
 
-def test_one_to_oomguard_and_one_to_its_group_in_the_same_moment_are_one(witness):
+def test_signal_to_oomguard_and_its_group_at_once_counts_once(witness):
     """So timeout signals; of two that are apart the second is another one, and real-time signals are never one."""
     for number, is_one in ((signal.SIGUSR1, True), (signal.SIGRTMIN, False)):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})

@@ -51,6 +51,7 @@ RAISING = {
     "lease_folder": ("'/tmp/planted'", "only a flag"),
     "restart": ("'on-failure'", "must be no"),
     "hang_after": ("'1s'", "only a flag"),
+    "host_reserve": ("'0'", "only a flag"),
     "termination_message": ("'/tmp/planted.txt'", "only a flag"),
     "probes": ("'8090'", "only a flag"),
     "exit_status": ("'by-cause'", "only a flag"),
@@ -94,7 +95,7 @@ def test_every_option_is_tried():
 
 
 @each("option", OPTIONS)
-def test_what_a_stranger_s_table_raises_is_left_out_with_the_reason(project, option):
+def test_raise_by_a_strangers_table_is_ignored_with_the_reason(project, option):
     value, why = RAISING[option]
     found = read(project, f"{option.replace('_', '-')} = {value}")
 
@@ -154,7 +155,7 @@ def test_what_a_table_restricts_or_how_it_looks_is_taken(project, table, options
     assert (found.options, left_out(found)) == (options, {})
 
 
-def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
+def test_wrong_entry_is_dropped_and_the_right_one_kept(project):
     found = read(
         project,
         "pin = ['dtype', 'nothing']\nmin = { max_model_len = 8192, dtype_ = 1, max_num_seqs = 'x' }",
@@ -211,7 +212,7 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
         ("report = 'out.json'", "report = 'other.json'", {"report": "out.json"}),
     ],
 )
-def test_the_user_s_own_file_may_raise_and_the_table_restricts_that(project, own, table, options):
+def test_users_own_file_may_raise_and_the_table_restricts_it(project, own, table, options):
     assert read(project, table, own).options == options
 
 
@@ -228,7 +229,7 @@ def test_the_user_s_own_file_may_raise_and_the_table_restricts_that(project, own
         ("broken", "config.toml"),
     ],
 )
-def test_a_mistake_in_the_user_s_own_file_is_told_as_one_in_a_flag_is(project, own, said):
+def test_error_in_the_users_file_is_reported_like_one_in_a_flag(project, own, said):
     with pytest.raises(UsageError) as raised:
         read(project, "", own)
 
@@ -330,7 +331,7 @@ def test_a_table_s_attempts_count_for_a_run_and_a_flag_wins(project):
     assert not (project / "planted.json").exists()
 
 
-def test_verbose_says_which_file_was_read_and_what_of_it_was_left_out_and_why(project):
+def test_verbose_names_each_file_and_what_was_skipped(project):
     read(project, "max_attempts = 1\nreport = 'planted.json'", own="grace = 5")
     said = run(project, "-v").stderr
 
@@ -339,7 +340,7 @@ def test_verbose_says_which_file_was_read_and_what_of_it_was_left_out_and_why(pr
     assert "report: only a flag, OOMGUARD_REPORT or your own file" in said
 
 
-def test_what_a_stranger_wrote_reaches_the_terminal_without_its_escapes(project):
+def test_strangers_text_reaches_the_terminal_without_escapes(project):
     read(project, '"\\u001b]0;owned\\u0007" = 1\npin = "\\u001b[31m"')
     assert "\x1b" not in run(project, "-v").stderr
 

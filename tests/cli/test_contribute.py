@@ -41,7 +41,7 @@ def report(*words):
     return oomguard_text("contribute", *words)
 
 
-def test_a_record_has_the_numbers_and_the_engines_words_and_no_name(model):
+def test_record_has_numbers_and_engine_words_and_no_name(model):
     ran = report(LOG, "--model", model)
 
     assert ran.returncode == 0, ran.stderr

@@ -81,12 +81,12 @@ def test_the_panel_names_cause_numbers_and_commands(log):
         assert words in text
 
 
-def test_standard_input_is_read_with_a_dash_and_when_nothing_is_named():
+def test_dash_or_no_name_reads_standard_input():
     assert one("-", stdin=LOG.encode())["verdict"] == "oom"
     assert one(stdin=LOG.encode())["source"] == "-"
 
 
-def test_inputs_keep_their_order_and_a_folder_means_its_files_sorted(tmp_path, log):
+def test_inputs_keep_their_order_and_folders_are_sorted(tmp_path, log):
     for name in ("b.log", "a.log"):
         (tmp_path / "logs").mkdir(exist_ok=True)
         (tmp_path / "logs" / name).write_text("fine\n")
@@ -233,7 +233,7 @@ def test_a_compressed_log_is_read_by_name_and_on_standard_input(tmp_path):
     assert one("-", stdin=path.read_bytes())["verdict"] == "oom"
 
 
-def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(tmp_path, log):
+def test_damaged_archive_gives_its_readable_part_and_an_error(tmp_path, log):
     path = tmp_path / "cut.log.gz"
     numbers = random.Random(1)
     noise = b"".join(b"%f\n" % numbers.random() for _ in range(20_000))
@@ -263,7 +263,7 @@ def test_a_folder_means_its_regular_files_only(tmp_path):
     assert one(str(tmp_path))["source"] == str(tmp_path / "a.log")
 
 
-def test_a_folder_means_the_logs_of_its_sub_folders_too_and_what_is_left_out_is_said(tmp_path):
+def test_folder_includes_logs_of_subfolders_names_the_skipped(tmp_path):
     (tmp_path / "runs" / "7").mkdir(parents=True)
     (tmp_path / "runs" / "7" / "serve.log").write_text(LOG)
     (tmp_path / "runs" / "weights.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
@@ -403,7 +403,7 @@ def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begi
     assert b"\x1b" not in written
 
 
-def test_an_output_that_would_overwrite_an_input_or_cannot_be_written_is_refused(tmp_path, log):
+def test_output_over_an_input_or_unwritable_is_refused(tmp_path, log):
     for name in (str(log), str(tmp_path / "no" / "r.json")):
         ran = diagnose("--output", name, str(log))
         assert ran.returncode == 2
@@ -439,7 +439,7 @@ def on_a_terminal(*arguments: str) -> str:
     return seen.decode()
 
 
-def test_a_bar_over_several_files_is_shown_on_a_terminal_and_gone_at_the_end(tmp_path, log):
+def test_bar_over_several_files_disappears_at_the_end(tmp_path, log):
     fine = tmp_path / "fine.log"
     fine.write_text("INFO fine\n" * 1000)
     seen = on_a_terminal(str(log), str(fine))
@@ -496,7 +496,7 @@ class TestSeeds:
     def seed(self, shared: Path, number: str) -> str:
         return str(next((shared / "seeds").glob(f"{number}_*.txt")))
 
-    def test_seed_000_names_no_growth_of_the_cache_and_keeps_the_users_remedy(self, shared):
+    def test_seed_000_blames_no_cache_growth_and_keeps_the_remedy(self, shared):
         (incident,) = one(self.seed(shared, "000"))["incidents"]
         assert incident["kind"] == "cuda_oom"
         assert incident["facts"]["process_in_use_bytes"] == 94 * 2**30
@@ -544,7 +544,7 @@ def test_a_large_card_is_helped_by_a_higher_utilization(shared):
     assert patch["to"] > 0.80
 
 
-def test_a_hostile_pickle_is_told_after_all_the_rest_and_runs_nothing(log, tmp_path):
+def test_hostile_pickle_is_reported_last_and_runs_nothing(log, tmp_path):
     snapshot, hostile = tmp_path / "a.pickle", tmp_path / "b.pickle"
     snapshot.write_bytes(pickle.dumps(example().in_pieces()))
     hostile.write_bytes(hostile_pickles(tmp_path / "marker")["REDUCE of os.system, protocol 5"])

@@ -109,7 +109,7 @@ def test_a_log_without_a_start_is_named_with_what_is_looked_for(tmp_path):
     "arguments",
     [("-", "-"), ("/nonexistent/a.log", OLD), (OLD,), (OLD, LOGS), ("--format", "html", OLD, NEW)],
 )
-def test_bad_usage_and_unreadable_inputs_end_with_two_and_no_traceback(arguments):
+def test_bad_usage_and_unreadable_input_end_with_2(arguments):
     ran = diff(*arguments)
     assert ran.returncode == 2
     assert ran.stdout == b""

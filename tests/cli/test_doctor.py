@@ -68,12 +68,12 @@ def test_every_problem_says_what_to_do():
     assert all(check["advice"] for check in problems)
 
 
-def test_the_exit_status_is_1_only_when_asked_for_and_a_problem_was_found():
+def test_exit_status_is_1_only_on_request_and_with_a_problem():
     assert run(VLLM_PLUGINS="mine").returncode == 0
     assert run("--exit-code", VLLM_PLUGINS="mine").returncode == 1
 
 
-def test_a_form_of_another_command_in_the_environment_does_not_break_doctor():
+def test_foreign_format_variable_does_not_break_doctor():
     assert run(OOMGUARD_FORMAT="markdown").returncode == 0
     assert json.loads(run(OOMGUARD_FORMAT="json").stdout)["schema"] == 1
     assert run(OOMGUARD_FORMAT="html").returncode == 0
@@ -100,7 +100,7 @@ def test_a_secret_in_a_variable_is_masked_unless_told_not_to():
     assert "hf_abcdef" in run("--no-mask", OOMGUARD_HF_TOKEN="hf_abcdefghijklmnopqrstuvwxyz").stdout
 
 
-def test_a_variable_that_nothing_reads_is_a_problem_with_the_nearest_name():
+def test_unread_variable_is_an_error_with_the_nearest_name():
     check = next(c for c in found(OOMGUARD_MAX_ATTEMPT="2") if c["id"] == "variables")
 
     assert check["status"] == "problem"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oomguard.cli import doctor
 
 
-def test_a_look_that_fails_is_unknown_and_the_others_are_still_made(monkeypatch):
+def test_failed_check_is_unknown_and_the_others_still_run(monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("no such machine")
 

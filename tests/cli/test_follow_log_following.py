@@ -100,14 +100,14 @@ def test_each_incident_is_told_once_when_its_message_is_whole(tmp_path):
         assert running.stop() == (0, "")
 
 
-def test_a_message_without_its_line_end_is_told_after_a_quiet_second(tmp_path):
+def test_message_without_a_line_end_is_reported_after_a_second(tmp_path):
     path = tmp_path / "engine.log"
     path.write_bytes(KV[: KV.index(b"estimated maximum model length is 1792") + 60])
     with followed(str(path)) as running:
         assert running.next()["incidents"][0]["facts"]["estimated_max_model_len_tokens"] == 1792
 
 
-def test_a_file_that_comes_later_is_cut_and_is_replaced_is_followed_all_the_way(tmp_path):
+def test_late_cut_and_replaced_file_is_followed(tmp_path):
     path = tmp_path / "engine.log"
     with followed("--exit-code", str(path)) as running:
         assert running.said() == "the file does not exist yet"
@@ -178,7 +178,7 @@ def test_what_cannot_be_followed_is_one_message_and_status_2(tmp_path, arguments
 NEW_WORDS = b"ERROR inference.arena: grow refused: out of device memory, accelerator 0\n"
 
 
-def test_new_words_are_told_once_the_log_is_quiet_and_once_for_a_failure(tmp_path):
+def test_new_words_are_reported_once_the_log_is_quiet(tmp_path):
     path = tmp_path / "engine.log"
     path.write_bytes(b"INFO arena: 40.00 GiB reserved\n" + NEW_WORDS)
     with followed(str(path)) as running:

@@ -42,7 +42,7 @@ def old(tmp_path: Path) -> Path:
     return Path(shutil.copy(OLD, tmp_path / "journal.sqlite3"))
 
 
-def test_the_table_has_the_newest_first_with_failure_change_and_result():
+def test_table_has_the_newest_first_with_change_and_result():
     ran = history()
     text = " ".join(ran.stdout.split())
 
@@ -54,7 +54,7 @@ def test_the_table_has_the_newest_first_with_failure_change_and_result():
     assert ran.stderr == ""
 
 
-def test_json_is_a_line_a_run_of_which_attempts_hold_predicted_beside_measured():
+def test_json_is_a_line_per_run_with_predicted_and_measured():
     rows = [json.loads(line) for line in history("--format", "json").stdout.splitlines()]
 
     assert [(row["run"], row["result"], row["exit_status"]) for row in rows] == [
@@ -98,7 +98,7 @@ def test_what_the_limit_leaves_out_is_told_beside_the_table():
     )  # of these there is no other
 
 
-def test_one_run_is_shown_in_full_with_its_attempts_and_its_failure():
+def test_one_run_is_shown_in_full_with_attempts_and_failure():
     shown = history("1").stdout
 
     assert "run 1: repaired, exit 0" in shown
@@ -133,7 +133,7 @@ def test_what_is_forgotten_is_never_more_than_what_is_asked_for(old: Path):
     assert not any(row["forgotten"] for row in rows)
 
 
-def test_a_history_without_runs_says_where_they_would_be_and_makes_no_journal():
+def test_history_without_runs_names_the_place():
     ran = history(journal=None)
     assert (ran.returncode, ran.stdout) == (
         0,
@@ -231,13 +231,13 @@ def test_the_original_of_a_reused_change_is_the_command_as_given():
     )
 
 
-def test_a_home_folder_of_an_old_journal_is_pasted_outside_quotes():
+def test_home_folder_of_an_old_journal_is_pasted_unquoted():
     ran = history("--original", "3")
     assert ran.stdout == "python3 ./fake_engine.py ~/data\n"
     assert "~ replaces a home folder" in ran.stderr
 
 
-def test_what_is_forgotten_is_said_first_and_is_not_reused_and_stays_in_the_history(old: Path):
+def test_forgotten_runs_are_announced_and_stay_in_history(old: Path):
     asked = history("--forget", "1", journal=old)
     assert asked.returncode == 2
     assert "run 1 of " in asked.stdout
@@ -290,7 +290,7 @@ def calibrations(*entries: dict[str, object]) -> Path:
         (("--all",), [None]),
     ],
 )
-def test_calibrations_that_runs_learned_are_dropped_and_those_of_a_user_stay(
+def test_learned_calibrations_are_dropped_and_users_stay(
     arguments: tuple[str, ...], left: list[str]
 ):
     from oomguard.journal.store import AttemptRow, Journal

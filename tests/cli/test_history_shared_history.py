@@ -67,9 +67,7 @@ def write(journal: Journal | SharedJournal, session: str, at: float = 0.0, **mor
     assert journal.finish(LIMIT_S) is None
 
 
-def test_a_run_that_was_repaired_is_in_the_shared_journal_and_reused_by_the_next_one(
-    database: str, tmp_path: Path
-):
+def test_repaired_run_in_the_shared_journal_is_reused(database: str, tmp_path: Path):
     command = [
         "run",
         "--reuse",
@@ -97,7 +95,7 @@ def test_a_run_that_was_repaired_is_in_the_shared_journal_and_reused_by_the_next
     assert list(tmp_path.rglob("*.jsonl")) == []
 
 
-def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_without_the_password(
+def test_missing_database_hides_the_password_and_the_run_works(
     tmp_path: Path,
 ):
     env = {**os.environ, "OOMGUARD_JOURNAL": AWAY}
@@ -120,9 +118,7 @@ def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_with
     assert b"Hunter2correct" not in file.read_bytes()
 
 
-def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_it(
-    database: str, postgresql: Any
-):
+def test_every_command_reports_a_foreign_schema_as_no_journal(database: str, postgresql: Any):
     postgresql.sql(
         database.rpartition("/")[2], "CREATE SCHEMA oomguard; CREATE TABLE oomguard.run (id int)"
     )
@@ -157,7 +153,7 @@ def test_the_password_of_a_file_of_options_is_not_told(tmp_path: Path):
     assert "Hunter2correct" not in ran.stderr
 
 
-def test_a_database_of_another_kind_is_a_mistake_before_the_command_runs(tmp_path: Path):
+def test_database_of_another_kind_is_refused_before_the_run(tmp_path: Path):
     ran = oomguard("run", "--journal", "mysql://db/x", "--", "touch", str(tmp_path / "it-ran"))
     assert (ran.returncode, (tmp_path / "it-ran").exists()) == (2, False)
     assert "oomguard cannot keep a journal in mysql" in ran.stderr
@@ -184,7 +180,7 @@ def test_what_waits_here_is_delivered_when_asked(database: str):
     assert oomguard("history", "--deliver").returncode == 2
 
 
-def test_the_fleet_is_told_what_held_how_often_and_who_measured_it(database: str):
+def test_fleet_shows_successes_counts_and_who_measured(database: str):
     for i in range(2):
         write(SharedJournal(JournalUrl(database)), f"s{i}")
     ran = oomguard("history", "--fleet", "--journal", database)
@@ -202,9 +198,7 @@ def test_the_fleet_is_told_what_held_how_often_and_who_measured_it(database: str
     assert (nothing.returncode, nothing.stdout.startswith("no known settings")) == (0, True)
 
 
-def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
-    database: str, tmp_path: Path
-):
+def test_others_measurement_serves_the_same_start(database: str, tmp_path: Path):
     (tmp_path / "bin").mkdir()
     engine = tmp_path / "bin" / "vllm"
     engine.write_text('#!/bin/sh\necho "$@"\n')
@@ -244,9 +238,7 @@ def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
 
 
 @pytest.mark.parametrize("kind", ["file", "shared"])
-def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
-    database: str, tmp_path: Path, kind: str
-):
+def test_old_runs_are_removed_after_asking(database: str, tmp_path: Path, kind: str):
     place = str(tmp_path / "j") if kind == "file" else database
     for session, days in (("old", 100), ("new", 1)):
         journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(JournalUrl(database))
@@ -273,9 +265,7 @@ def kept(place: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["file", "shared"])
-def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_not(
-    database: str, tmp_path: Path, kind: str
-):
+def test_running_run_is_kept_and_a_killed_one_is_not(database: str, tmp_path: Path, kind: str):
     place = str(tmp_path / "j") if kind == "file" else database
     command = [
         sys.executable,
@@ -315,7 +305,7 @@ def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_
 
 
 @pytest.mark.parametrize("kind", ["file", "shared"])
-def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(
+def test_unfinished_run_of_another_machine_stays_for_90_days(
     database: str, tmp_path: Path, kind: str
 ):
     place = str(tmp_path / "j") if kind == "file" else database

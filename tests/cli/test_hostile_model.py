@@ -301,7 +301,7 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
         ("config.json", "is a device"),
     ],
 )
-def test_what_stands_in_a_file_s_place_is_told_and_not_waited_for(name, kind, tmp_path, capsys):
+def test_non_file_in_a_files_place_is_reported_at_once(name, kind, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(MODELS[0]))
     (tmp_path / name).unlink(missing_ok=True)
     IN_ITS_PLACE[kind](tmp_path / name)
@@ -333,9 +333,7 @@ def test_a_model_that_is_neither_folder_nor_file_is_told(kind, tmp_path, capsys)
         ("{'a': 1}", "not JSON"),
     ],
 )
-def test_a_configuration_that_is_no_plain_object_is_told_with_its_file(
-    text, said, tmp_path, capsys
-):
+def test_configuration_that_is_no_object_is_named_with_its_file(text, said, tmp_path, capsys):
     (tmp_path / "config.json").write_text(text)
 
     assert status(tmp_path) == 2

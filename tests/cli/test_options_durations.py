@@ -39,7 +39,7 @@ def test_anything_else_is_no_time(text):
     assert seconds_of(text) is None
 
 
-def test_every_option_of_a_run_that_takes_a_time_takes_the_same_form():
+def test_every_time_option_of_run_has_the_same_format():
     option = "--deadline"
     for text, status in (("1h30m", 0), ("soon", 2)):
         ran = subprocess.run(

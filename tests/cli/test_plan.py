@@ -81,7 +81,7 @@ def test_the_json_holds_the_contract(model):
     assert answer["kv_cache_pool_bytes"] / GIB == pytest.approx(58.11, abs=0.1)
 
 
-def test_the_terminal_shows_the_budget_the_verdict_and_the_command(model):
+def test_terminal_shows_budget_verdict_and_command(model):
     ran = plan(model, "--gpu-memory", "24GiB", "--max-model-len", "8192")
 
     assert ran.returncode == 0
@@ -387,7 +387,7 @@ def test_a_measured_start_replaces_the_priors_now_and_later(model):
     assert calibrated["uncertainty_bytes"] < priors["uncertainty_bytes"]
 
 
-def test_several_measured_starts_are_kept_and_the_one_like_the_plan_counts(model, tmp_path):
+def test_the_measured_start_most_like_the_plan_counts(model, tmp_path):
     log = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
     other = tmp_path / "other.log"
     other.write_text(log.read_text().replace("0.12.0", "0.13.0"))
@@ -426,7 +426,7 @@ def test_where_vllm_is_not_installed_it_cannot_be_asked(model):
     assert "Omit it to use the closed form" in ran.stderr
 
 
-def test_a_utilization_above_what_wsl2_leaves_is_lowered_below_it(model):
+def test_utilization_above_the_wsl2_limit_is_lowered_below_it(model):
     """0.95 was refused three times with 30.12 of 31.84 GiB free; 0.93 was what its owner then took."""
     options = [
         "--gpu-memory",
@@ -484,7 +484,7 @@ def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
     assert any("unified" in line for line in found("NVIDIA GB10"))
 
 
-def test_a_value_that_the_engine_would_refuse_does_not_end_the_sweep(model):
+def test_value_that_the_engine_refuses_does_not_end_the_sweep(model):
     ran = plan(
         model,
         "--gpu-memory",

@@ -64,7 +64,7 @@ def plan(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_command_is_planned_however_it_is_pasted_and_keeps_its_other_flags(plan, line, kept):
+def test_pasted_command_is_planned_and_keeps_its_other_flags(plan, line, kept):
     ran = plan(f"{line} --format json")
 
     answer = json.loads(ran.output)
@@ -75,14 +75,14 @@ def test_a_command_is_planned_however_it_is_pasted_and_keeps_its_other_flags(pla
     assert not [assumed for assumed in answer["assumptions"] if "not counted" in assumed]
 
 
-def test_flags_that_take_memory_and_are_not_counted_are_named_once_with_the_reason(plan):
+def test_uncounted_memory_flags_are_named_once_with_the_reason(plan):
     ran = plan(
-        "vllm serve m --swap-space 4 --enable-dbo --load-format dummy --swap-space 8 --gpu-memory 24GiB"
+        "vllm serve m --kv-offloading-backend native --enable-dbo --load-format dummy --gpu-memory 24GiB"
     )
 
     (line,) = [line for line in ran.output.splitlines() if "not counted" in line]
     assert line.endswith(
-        "--swap-space (host memory for requests that wait), --enable-dbo (two halves of a step at once)"
+        "--kv-offloading-backend (a cache in host memory), --enable-dbo (two halves of a step at once)"
     )
 
 
@@ -94,7 +94,7 @@ def test_a_switch_that_is_off_takes_nothing(plan):
     ("word", "nearest"),
     [("--trust-remote-codee", "--trust-remote-code"), ("--max-modle-len", "--max-model-len")],
 )
-def test_a_flag_that_no_version_has_is_a_mistake_with_the_nearest_spelling(plan, word, nearest):
+def test_unknown_flag_is_an_error_with_the_nearest_spelling(plan, word, nearest):
     ran = plan(f"m --gpu-memory 24GiB {word} 8")
 
     assert ran.exit_code == 2
@@ -113,7 +113,7 @@ def test_the_file_of_flags_is_read_and_a_flag_beats_it(plan, tmp_path):
     assert (answer["max_model_len"], answer["max_num_seqs"]) == (1024, 8)
 
 
-def test_sizes_that_are_captured_are_printed_as_the_engine_takes_them(plan):
+def test_captured_sizes_are_printed_as_the_engine_uses_them(plan):
     line = "m --gpu-memory 24GiB --cudagraph-capture-sizes 1 2 4 --format json --engine-version"
 
     assert json.loads(plan(f"{line} 0.27").output)["command"].endswith(

@@ -58,14 +58,14 @@ def told(tmp_path_factory: pytest.TempPathFactory, folder_of_run: Path) -> dict[
     return dict(json.loads(kept.read_text()))
 
 
-def test_a_cluster_prints_the_same_json_in_the_same_order_and_ends_alike(told: dict[str, Any]):
+def test_cluster_prints_the_same_json_with_the_same_status(told: dict[str, Any]):
     here, there = told["all"]["here"], told["all"]["there"]
     assert there["out"] == here["out"]
     assert there["status"] == here["status"]
     assert len(here["out"]) > 500
 
 
-def test_a_cluster_of_another_version_is_an_error_with_both_versions(told: dict[str, Any]):
+def test_cluster_of_another_version_is_an_error_with_both(told: dict[str, Any]):
     found = told["another version"]
     assert found["status"] == 2
     assert "the Ray cluster runs Ray 2.9.3" in found["err"]

@@ -108,7 +108,7 @@ def test_a_worker_that_dies_costs_its_own_file_only(tmp_path, long_log):
     assert err.decode() == f"oomguard: {long_log}: the process that read it was killed by SIGKILL\n"
 
 
-def test_the_first_result_is_printed_while_the_second_is_still_read(long_log):
+def test_first_result_is_printed_while_the_second_is_read(long_log):
     process = subprocess.Popen(
         command("--format", "json", "--jobs", "2", OOM, long_log), stdout=subprocess.PIPE
     )
@@ -167,7 +167,7 @@ def test_the_automatic_number_is_what_pays(sizes, jobs):
     assert automatic_jobs(sizes) == jobs
 
 
-def test_what_names_a_descriptor_of_this_process_is_not_given_away(tmp_path):
+def test_name_of_an_own_descriptor_is_not_given_away(tmp_path):
     assert is_portable(OOM)
     assert not is_portable("/dev/stdin")
     assert not is_portable("/proc/self/fd/0")

@@ -63,7 +63,7 @@ def mine(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_shipped_rules_have_no_mistakes_and_pass_their_own_tests():
+def test_shipped_rules_are_valid_and_pass_their_own_tests():
     assert rules("check").returncode == 0
     ran = rules("test")
     assert ran.returncode == 0, ran.stdout
@@ -145,7 +145,7 @@ def test_a_user_s_rule_is_shown_with_its_own_example(mine):
     assert f"from `{mine / 'mine.toml'}`" in ran.stdout
 
 
-def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
+def test_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
     (mine / "mine.toml").write_text(RULE.replace('"Mine"', '"\\u001b[31mMine"'))
 
     for arguments in (("list",), ("show", "MY100"), ("show", "MY100", "--color", "always")):
@@ -197,7 +197,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path, command):
     assert "Traceback" not in ran.stderr
 
 
-def test_a_fix_that_names_no_setting_is_told_with_its_file_and_key(mine):
+def test_fix_without_a_setting_is_reported_with_file_and_key(mine):
     fix = '[[fix]]\nsetting = "batch_sise"\neffect = "output-preserving"\nvalue = "1.0"\n[[reference]]'
     (mine / "mine.toml").write_text(RULE.replace("[[reference]]", fix))
     ran = rules("check", "--rules", str(mine))
@@ -228,7 +228,7 @@ def test_pages_are_written_once_and_the_same_every_time(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "pages").iterdir()} == texts
 
 
-def test_a_page_of_a_rule_that_is_gone_is_removed_and_a_page_of_a_person_is_kept(tmp_path, mine):
+def test_page_of_a_removed_rule_goes_and_a_persons_page_stays(tmp_path, mine):
     rules("pages", str(tmp_path / "pages"), "--rules", str(mine))
     (tmp_path / "pages/guide.md").write_text("written by hand")
     rules("pages", str(tmp_path / "pages"))
@@ -259,7 +259,7 @@ def test_a_file_in_place_of_the_folder_is_one_message(tmp_path):
     assert str(tmp_path / "file") in ran.stderr
 
 
-def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
+def test_file_of_the_same_name_by_a_person_is_not_replaced(tmp_path):
     (tmp_path / "README.md").write_text("about my project")
     ran = rules("pages", str(tmp_path))
 

@@ -51,7 +51,7 @@ def test_no_command_is_told(arguments):
         ("--nonsense",),
     ],
 )
-def test_a_wrong_option_is_one_message_and_the_command_is_not_started(options, tmp_path):
+def test_wrong_option_is_one_message_and_nothing_starts(options, tmp_path):
     marker = tmp_path / "started"
     ran = oomguard_text("run", *options, "--", "touch", str(marker))
     assert ran.returncode == 2
@@ -140,9 +140,7 @@ def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
 
 
 @each("form", ["console", "json"])
-def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report_or_the_journal(
-    tmp_path, form
-):
+def test_no_secret_or_escape_reaches_screen_report_or_journal(tmp_path, form):
     engine = str(Path(__file__).parents[1] / "analyst" / "fake_engine.py")
     line = "DBPASS=Hunter2 mysql -pHunter2 | curl -u me:Hunter2 'https://h/x?key=Hunter2' \x1b]0;owned\x07 \x1b[31m"
     words = [
@@ -196,7 +194,7 @@ def test_without_colour_no_escape_reaches_a_terminal():
     assert b"oomguard[OG201]: vLLM could not start" in shown["never"]
 
 
-def test_a_command_to_paste_where_the_dashes_are_missing_has_no_secret():
+def test_pasteable_command_without_dashes_has_no_secret():
     ran = oomguard_text("run", "python", "x.py", "--api-key", "Hunter2")
     assert "oomguard run -- python x.py --api-key" in ran.stderr
     assert "Hunter2" not in ran.stderr
@@ -220,7 +218,7 @@ def test_a_deadline_that_is_no_time_is_refused(value):
     assert oomguard_text("run", "--deadline", value, "--", "echo").returncode == 2
 
 
-def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(tmp_path):
+def test_report_in_a_missing_folder_is_refused_before_the_run(tmp_path):
     ran = oomguard_text(
         "run",
         "--report",
@@ -233,7 +231,7 @@ def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(t
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_report_is_written_after_a_success_too_under_the_name_that_is_given(tmp_path):
+def test_report_is_written_after_a_success_too(tmp_path):
     report = tmp_path / "report.json"
     assert oomguard("run", "--report", str(report), "--", "true").returncode == 0
     assert json.loads(report.read_text())["incidents"] == []

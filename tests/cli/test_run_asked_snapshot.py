@@ -27,7 +27,7 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
-def test_a_program_without_vllm_that_fails_is_told_that_no_snapshot_was_taken(tmp_path: Path):
+def test_failing_program_without_vllm_learns_of_no_snapshot(tmp_path: Path):
     (tmp_path / "s-old.pickle").write_bytes(b"of another run")
     ran = run(tmp_path, OOM)
     assert ran.returncode == 7

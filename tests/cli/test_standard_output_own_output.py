@@ -52,22 +52,20 @@ def run_both(code: int, stdout: int, stderr: int) -> int:
 
 
 @pytest.mark.parametrize(("streams", "code"), [("stdout", 0), ("both", 3)])
-def test_a_run_whose_output_is_full_ends_with_the_commands_status_or_1(streams, code, full):
+def test_run_with_a_full_output_ends_with_status_or_1(streams, code, full):
     stdout = full if streams != "stderr" else subprocess.DEVNULL
     stderr = full if streams != "stdout" else subprocess.DEVNULL
     assert run_both(code, stdout, stderr) == (code or 1)
 
 
 @pytest.mark.parametrize(("streams", "code"), [("stdout", 0), ("both", 3)])
-def test_a_run_whose_reader_has_gone_ends_with_the_commands_status(streams, code, gone):
+def test_run_without_a_reader_ends_with_the_commands_status(streams, code, gone):
     stdout = gone if streams != "stderr" else subprocess.DEVNULL
     stderr = gone if streams != "stdout" else subprocess.DEVNULL
     assert run_both(code, stdout, stderr) == code
 
 
-def test_a_run_that_has_something_to_say_ends_with_the_commands_status_where_nobody_can_read_it(
-    full, gone
-):
+def test_unread_closing_message_keeps_the_commands_status(full, gone):
     for stderr in (full, gone):
         failing = ["sh", "-c", f"echo '{OOM}'; exit 3"]
         assert ended("run", "-v", "--no-pty", "--", *failing, stderr=stderr).returncode == 3
@@ -86,12 +84,10 @@ def test_what_is_printed_on_a_full_disk_is_one_line_and_status_2(command, full, 
 
 
 @pytest.mark.parametrize("command", PRINTING, ids=" ".join)
-def test_what_is_printed_for_a_reader_that_has_gone_ends_as_by_the_pipes_signal_without_a_word(
-    command, gone, log
-):
+def test_output_to_a_gone_reader_ends_as_by_sigpipe(command, gone, log):
     ran = ended(*command, *([str(log)] if "diagnose" in command else []), stdout=gone)
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
-def test_a_full_standard_error_does_not_change_what_a_diagnosis_found(full, log):
+def test_full_standard_error_does_not_change_the_findings(full, log):
     assert ended("diagnose", "--exit-code", str(log), stderr=full).returncode == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def test_the_headline_holds_versions_the_lost_memory_and_the_margin_that_was(compared, vllm):
+def test_headline_has_versions_lost_memory_and_old_margin(compared, vllm):
     comparison = compared(vllm(pool="4.90"), vllm(version="0.21.0", fails=True, pool="3.00"))
     assert comparison.headline == (
         "0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB; the start that worked left 0.9 GiB more than one request needs"
@@ -46,7 +46,7 @@ def test_a_start_that_works_again_is_told(compared, vllm):
     assert compared(old, vllm(pool="4.75")).headline == "0.12.0, both: the KV cache gained 1.8 GiB"
 
 
-def test_what_no_figure_explains_is_unknown_with_its_size_and_where_it_may_be(compared, vllm):
+def test_unexplained_bytes_are_unknown_with_their_size(compared, vllm):
     comparison = compared(vllm(), vllm(fails=True, pool="2.75"))
     assert comparison.unknown[-1] == (
         "both logs' numbers leave 2.00 GiB less for the KV cache unexplained; only one log prints activations, CUDA graphs, non-torch"

@@ -23,7 +23,7 @@ def test_the_last_start_with_figures_is_taken(side, vllm):
     assert chosen.starts == 2
 
 
-def test_a_last_start_that_was_cut_before_any_figure_gives_way_to_the_one_before(side, vllm):
+def test_last_start_without_figures_gives_way_to_the_one_before(side, vllm):
     cut = "".join(vllm(version="0.13.0").splitlines(keepends=True)[:2])
     assert side(vllm(fails=True) + MEANWHILE + cut).version == "0.12.0"
 
@@ -34,7 +34,7 @@ def test_a_start_can_be_asked_for_by_its_number(side, vllm):
     assert side(log, 2).incident is None
 
 
-def test_a_number_that_the_log_does_not_hold_is_refused_with_those_it_holds(side, vllm):
+def test_missing_run_number_is_refused_with_the_existing_ones(side, vllm):
     with pytest.raises(InputError, match="no start 7") as error:
         side(vllm(fails=True) + MEANWHILE + vllm(), 7)
     assert error.value.hint == "it has the starts 1, 2"
@@ -43,7 +43,7 @@ def test_a_number_that_the_log_does_not_hold_is_refused_with_those_it_holds(side
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 1 MiB is free.\n"
 
 
-def test_a_log_without_an_engines_start_is_refused_and_says_what_is_looked_for(subtests, side):
+def test_log_without_an_engine_start_is_refused(subtests, side):
     for text in ["", "hello\n", OOM]:
         with subtests.test(text=text):
             with pytest.raises(InputError, match="no start of an engine") as error:
@@ -63,7 +63,7 @@ def test_the_failure_fills_what_the_start_did_not_print(side, vllm):
     assert side(vllm(fails=True)).number("kv_cache_needed_bytes") == 4 * GIB
 
 
-def test_what_one_request_needs_follows_from_the_pool_and_its_tokens(side, vllm):
+def test_one_requests_need_follows_from_pool_and_tokens(side, vllm):
     chosen = side(vllm(pool="8.00", need="4.0"))
     assert chosen.number("kv_cache_needed_bytes") == pytest.approx(4 * GIB, rel=1e-3)
     assert chosen.number("max_concurrency") == pytest.approx(2, rel=1e-3)

@@ -11,7 +11,7 @@ def texts(comparison) -> list[str]:
     return [explanation.text for explanation in comparison.explanations]
 
 
-def test_the_estimate_of_cuda_graphs_takes_its_bytes_from_the_pool_since_0_20(compared, vllm):
+def test_cuda_graph_estimate_reduces_the_pool_since_0_20(compared, vllm):
     comparison = compared(
         vllm(version="0.12.0"), vllm(version="0.21.0", fails=True, graphs="1.50", pool="3.25")
     )
@@ -53,7 +53,7 @@ def test_weights_that_grew_are_told_with_what_made_them_grow(compared, vllm):
     assert text == "The weights take 7.50 GiB more (dtype bfloat16 -> float32)."
 
 
-def test_another_process_is_told_from_the_free_memory_at_the_start(compared, vllm):
+def test_other_process_is_recognized_by_free_memory_at_start(compared, vllm):
     failed = vllm(fails=True).splitlines()[1] + (
         "\nERROR 09-04 09:00:10 [core.py:800] ValueError: Free memory on device (9.64/23.64 GiB) on startup is less than desired GPU memory "
         "utilization (0.9, 21.28 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
@@ -75,14 +75,14 @@ def test_the_two_generations_of_vllm_come_first(compared, vllm):
     )
 
 
-def test_two_engines_are_called_so_and_not_explained_part_by_part(compared, vllm, sglang):
+def test_two_engines_are_named_and_not_explained_by_parts(compared, vllm, sglang):
     comparison = compared(vllm(), sglang())
     (text,) = texts(comparison)
     assert text.startswith("vllm and sglang are different engines")
     assert comparison.headline == "vllm 0.12.0 -> sglang: different engines"
 
 
-def test_sglangs_share_is_of_what_was_free_before_it_loaded_anything(compared, sglang):
+def test_sglang_share_is_of_the_memory_free_before_loading(compared, sglang):
     (explanation,) = compared(sglang(0.88, 3.41), sglang(0.95, 4.22)).explanations
     assert explanation.text == (
         "mem_fraction_static 0.88 -> 0.95: the engine may take 1.62 GiB more of 23.20 GiB."
@@ -96,7 +96,7 @@ def test_less_free_memory_before_loading_is_told_for_sglang(compared, sglang):
     ]
 
 
-def test_a_part_that_only_one_log_prints_is_suspected_where_its_settings_changed(compared, vllm):
+def test_part_in_one_log_only_is_suspected_if_settings_changed(compared, vllm):
     chunk = "INFO 01-15 09:12:09 [scheduler.py:228] Chunked prefill is enabled with max_num_batched_tokens={}.\n"
     comparison = compared(
         chunk.format(2048) + vllm(), chunk.format(8192) + vllm(fails=True, pool="3.75")
@@ -121,7 +121,7 @@ def test_the_largest_effect_on_the_kv_cache_is_told_first(compared, vllm):
     assert [e.kv_cache_bytes for e in comparison.explanations] == [-7 * GIB, -0.5 * GIB]
 
 
-def test_a_kv_cache_of_a_given_size_owes_nothing_to_the_other_parts(compared, vllm):
+def test_kv_cache_of_a_given_size_ignores_the_other_parts(compared, vllm):
     comparison = compared(
         vllm(), vllm(more=", 'kv_cache_memory_bytes': 2147483648", pool="2.00", weights="16.00")
     )

@@ -32,20 +32,20 @@ def test_a_setting_of_the_users_is_told_as_set(compared, vllm):
     assert (row.kind, row.new.origin) == ("setting", "set")
 
 
-def test_a_setting_that_came_or_went_is_beside_one_that_was_left_alone(compared, vllm):
+def test_new_or_gone_setting_differs_from_an_unchanged_one(compared, vllm):
     row = rows(compared(vllm(), vllm(more=", 'max_num_seqs': 64")))["max_num_seqs"]
     assert row.changed
     assert row.old.origin == "left alone"
     assert row.new.value == 64
 
 
-def test_without_a_full_list_of_settings_nothing_is_called_left_alone(compared, vllm):
+def test_incomplete_settings_leave_nothing_called_untouched(compared, vllm):
     row = rows(compared(vllm(echo=False), vllm(more=", 'max_num_seqs': 64")))["max_num_seqs"]
     assert not row.known
     assert not row.changed
 
 
-def test_a_data_type_is_the_same_with_and_without_torch_before_it(compared, vllm):
+def test_data_type_is_equal_with_and_without_the_torch_prefix(compared, vllm):
     row = rows(compared(vllm(), vllm(more=", 'dtype': 'bfloat16'")))["dtype"]
     assert not row.changed
 
@@ -75,7 +75,7 @@ def test_a_part_that_one_log_leaves_out_is_no_change(compared, vllm):
     slack=st.floats(0, GIB / 10),
     share=st.floats(-1, 1),
 )
-def test_a_difference_within_the_rounding_of_both_figures_is_no_change(printed, slack, share):
+def test_difference_within_rounding_is_no_change(printed, slack, share):
     row = Row(
         "weights",
         "budget",
@@ -106,7 +106,7 @@ def test_what_changed_one_way_changed_the_other_way_too(old, new, slack):
     assert there.difference == -back.difference
 
 
-def test_a_default_that_was_not_printed_is_not_beside_a_printed_value(compared, vllm):
+def test_unprinted_default_does_not_join_a_printed_value(compared, vllm):
     warm = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering `max_num_seqs`"
     row = rows(compared(vllm(), vllm() + warm))["max_num_seqs"]
     assert row.new.value == 256

@@ -137,7 +137,7 @@ def test_a_rounded_size_claims_no_more_digits_than_were_printed(size, slack, tex
     assert format_rounded(size, slack) == text
 
 
-def test_a_small_rounded_zero_is_written_in_a_unit_that_a_person_reads():
+def test_small_rounded_zero_is_shown_in_a_readable_unit():
     assert "e-" not in format_rounded(0, 0.005 * MIB)
 
 
@@ -211,7 +211,7 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
         ("{tried_bytes}", "2147483648"),
         ("{tried_bytes:GiB}", "2.00 GiB"),
         ("{gpu_memory_utilization_ratio}", "0.92"),
-        ("{gpu_memory_utilization_ratio:percent}", "92.0 %"),
+        ("{gpu_memory_utilization_ratio:percent}", "92.0%"),
         ("{exit_signal:signal}", "SIGILL"),
         ("{max_num_seqs:signal}", "signal 256"),
         ("{prefix_caching}", "True"),

@@ -118,6 +118,6 @@ def test_a_file_that_hides_its_size_is_read_up_to_the_limit():
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "nowhere"])
-def test_a_name_that_cannot_be_opened_is_an_error_of_the_system_s(name):
+def test_name_that_cannot_be_opened_is_a_system_error(name):
     with pytest.raises(OSError):  # noqa: PT011 - each system has its own words
         read_regular(name, 1000)

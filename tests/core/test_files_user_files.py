@@ -9,7 +9,7 @@ from oomguard.core import files
 from oomguard.core.files import cache_file, read_tables, write_cache
 
 
-def test_another_state_is_another_file_and_the_same_state_the_same():
+def test_other_state_is_another_file_and_same_state_the_same():
     assert cache_file("a-{}.json", [b"x", b"y"]) == cache_file("a-{}.json", [b"x", b"y"])
     assert cache_file("a-{}.json", [b"x", b"y"]) != cache_file("a-{}.json", [b"xy"])
     assert cache_file("a-{}.json", [b"x"]).name.startswith("a-")

@@ -49,7 +49,7 @@ def test_another_text_is_no_effect(text):
 
 
 @each("kind", KINDS)
-def test_an_oom_is_every_kind_but_those_where_no_memory_ran_short(kind):
+def test_every_kind_is_an_oom_except_the_listed_ones(kind):
     assert Incident(kind, "boom").is_oom == (
         kind not in {"memory_profiling_changed", "encoder_budget", "engine_dead"}
     )
@@ -99,9 +99,7 @@ def test_slack_is_zero_where_nothing_is_known():
         (1, "pinned", False),
     ],
 )
-def test_a_patch_is_applicable_where_it_has_a_value_and_nothing_blocks_it(
-    new, blocked_by, applicable
-):
+def test_patch_applies_if_it_has_a_value_and_no_block(new, blocked_by, applicable):
     assert (
         Patch("x", 2, new, Effect.OUTPUT_PRESERVING, "r", blocked_by=blocked_by).applicable
         is applicable

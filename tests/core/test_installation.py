@@ -56,7 +56,7 @@ def test_an_extra_of_a_repository_is_installed_from_its_address(installed_from):
     assert upgrade_hint().endswith("'oomguard @ git+https://git.example/oomguard.git'")
 
 
-def test_an_extra_of_an_unknown_or_vanished_place_names_its_own_packages(installed_from, tmp_path):
+def test_extra_of_an_unknown_place_names_its_packages(installed_from, tmp_path):
     for record in ({}, {"url": (tmp_path / "gone").as_uri(), "dir_info": {}}):
         installed_from(**record)
         assert install_hint("plots") == "pip install 'matplotlib>=3.8'"

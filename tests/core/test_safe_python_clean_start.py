@@ -118,7 +118,7 @@ def test_no_module_of_the_working_directory_runs(way, pythonpath, name, stranger
     assert way == "-m" or pythonpath or not ran
 
 
-def test_what_a_notebook_starts_takes_nothing_from_its_folder_either(stranger, elsewhere):
+def test_notebook_start_takes_nothing_from_its_folder(stranger, elsewhere):
     """There the working directory comes first in the user's own process, which is the user's to answer for."""
     notebook = elsewhere / "oomguard"
     notebook.write_text(

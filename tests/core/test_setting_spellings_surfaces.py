@@ -54,7 +54,7 @@ from support.each import each
         ("max_model_len", None, None, None, None),
     ],
 )
-def test_a_value_is_written_for_each_surface_that_the_setting_has(name, value, flag, kwarg, env):
+def test_value_is_written_for_each_surface_of_the_setting(name, value, flag, kwarg, env):
     assert (as_flag(name, value, "any"), as_kwarg(name, value, "any"), as_env(name, value)) == (
         flag,
         kwarg,
@@ -82,9 +82,7 @@ def test_a_flag_can_be_pasted_into_a_shell():
         ("cpu_offload_bytes", 4 * 2**30, "vllm", "--cpu-offload-gb 4"),
     ],
 )
-def test_each_engine_has_its_own_spelling_and_an_unknown_one_the_first_that_there_is(
-    name, value, engine, flag
-):
+def test_each_engine_spells_and_unknown_ones_use_the_first(name, value, engine, flag):
     assert as_flag(name, value, engine) == flag
 
 
@@ -96,7 +94,7 @@ def test_a_size_is_read_in_the_engine_s_unit_and_kept_in_bytes():
 
 
 @each("engine", engines())
-def test_an_engine_spells_only_settings_of_the_registry_and_no_flag_twice(engine):
+def test_engine_spells_registered_settings_with_unique_flags(engine):
     flags = [flag for own in surfaces(engine).values() for flag in own.flags]
 
     assert set(surfaces(engine)) <= set(SETTINGS)
@@ -137,7 +135,7 @@ def renamed(monkeypatch):
         (None, "--max-sequences 8", "max_sequences=8", "--no-eager", "--offload-gib 2"),
     ],
 )
-def test_a_renamed_flag_is_written_as_the_engine_s_version_has_it(
+def test_renamed_flag_has_the_spelling_of_the_engines_version(
     version, flag, kwarg, off, offload, renamed
 ):
     assert as_flag("max_num_seqs", 8, "renamed", version) == flag
@@ -266,5 +264,5 @@ def test_the_default_utilization_follows_from_the_version(version, value):
     assert default_value("gpu_memory_utilization", "vllm", version) == value
 
 
-def test_a_default_that_depends_on_more_than_the_version_is_unknown():
+def test_default_depending_on_more_than_the_version_is_unknown():
     assert default_value("max_model_len", "vllm", "0.32.0") is None

@@ -21,7 +21,7 @@ WITHOUT_TOTAL = "ValueError: No available memory for the cache blocks. Try incre
 
 
 @each("source", [5, 2.5, None, b"CUDA out of memory", ["error.log"], ValueError, object()])
-def test_anything_but_a_text_a_path_and_an_exception_is_a_usage_error_that_says_what_was_expected(
+def test_wrong_input_type_is_a_usage_error_with_the_right_ones(
     source,
 ):
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_a_size_that_no_device_has_is_a_setting_error(size):
 
 
 @each("value", [0.85, "0.85"])
-def test_settings_in_force_are_plain_values_by_name_and_read_as_the_command_line_reads_them(value):
+def test_settings_in_force_are_plain_as_on_the_command_line(value):
     incident = oomguard.diagnose(
         WITHOUT_TOTAL, settings={"gpu-memory-utilization": value}
     ).incidents[0]
@@ -77,7 +77,7 @@ def test_settings_in_force_are_plain_values_by_name_and_read_as_the_command_line
 
 
 @each("settings", [{"no_such": 1}, {"max_num_seqs": "many"}, {"max_num_seqs": True}])
-def test_an_unknown_setting_or_a_value_it_cannot_take_is_a_setting_error(settings):
+def test_unknown_setting_or_value_is_a_setting_error(settings):
     with pytest.raises(oomguard.SettingError):
         oomguard.diagnose(WITHOUT_TOTAL, settings=settings)
 
@@ -99,7 +99,7 @@ def test_every_parameter_is_of_a_public_or_a_plain_type():
 
 
 @each("text", ["erorr.log", "serve.log.1.gz", "runs/7/serve", "./run.out", r"C:\logs\run.err"])
-def test_a_string_that_is_written_as_a_path_is_an_error_where_no_file_is(text):
+def test_string_like_a_path_is_an_error_without_a_file(text):
     with pytest.raises(oomguard.InputError, match=r"(?i)no such file|does not exist"):
         oomguard.diagnose(text)
 
@@ -111,7 +111,7 @@ def test_a_text_that_names_a_path_is_still_a_text(text):
     assert oomguard.diagnose(text).verdict == "no_oom"
 
 
-def test_each_cause_is_listed_once_by_its_surest_rule_and_no_fix_is_lost():
+def test_each_cause_is_listed_once_and_no_fix_is_lost():
     log = (
         "INFO 12-01 08:00:00 llm_engine.py:249] Initializing an LLM engine (v0.6.4) with config: model='org/Talk-70B', "
         "dtype=torch.bfloat16, max_seq_len=8192, tensor_parallel_size=1, enforce_eager=False\n"

@@ -32,7 +32,7 @@ def diagnosis_of(requests: str, total: int) -> oomguard.Diagnosis:
     return oomguard.diagnose(f"{CORE}{DUMP.format(requests=requests, total=total)}\n{FAILED}")
 
 
-def test_the_requests_of_the_step_that_failed_are_facts_of_the_incident():
+def test_failed_steps_requests_are_facts_of_the_incident():
     facts = diagnosis_of("cmpl-a-0: 1, cmpl-b-0: 8191", 8192).first_cause.facts
     assert facts["step_tokens"].value == 8192
     assert step_requests(facts) == {"cmpl-b-0": 8191, "cmpl-a-0": 1}
@@ -58,7 +58,7 @@ def test_of_many_the_first_few_are_named():
     )
 
 
-def test_a_list_too_long_to_be_read_whole_tells_of_those_that_were():
+def test_list_too_long_to_read_counts_what_was_read():
     diagnosis = diagnosis_of(", ".join(f"cmpl-{i:032d}-0: 1" for i in range(400)), 400)
     (note,) = diagnosis.notes
     assert note.startswith("in the step that failed: at least 89 requests, cmpl-0")

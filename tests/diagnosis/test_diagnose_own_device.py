@@ -40,7 +40,7 @@ def nothing_left(**more):
     )
 
 
-def test_the_utilization_is_solved_by_the_size_of_this_machine_s_gpus(gpus):
+def test_utilization_is_solved_by_this_machines_gpus(gpus):
     gpus(24 * GIB, 24 * GIB)
 
     found = assess(nothing_left(), default_rules(), Policy(), local_models=True)
@@ -79,7 +79,7 @@ def test_a_part_of_a_gpu_has_a_size_of_its_own(gpus, monkeypatch):
     assert own_device_total(nothing_left()) == {}
 
 
-def test_the_margin_holds_what_torch_does_not_count_of_the_driver_s_total(gpus):
+def test_margin_covers_driver_memory_that_torch_does_not_count(gpus):
     gpus(23034 << 20)  # an L4 as NVML tells it, of which torch counts 22.05 GiB
 
     total = own_device_total(nothing_left())["device_total_bytes"]

@@ -81,7 +81,7 @@ $ bash greet.sh 1.5
     "shown",
     ["one\ntook 1.5 s\nthree", "one\ntook 7.2 s\nthree", "one\n…", "…\nthree", "one\n…\nthree"],
 )
-def test_a_block_agrees_where_only_times_differ_or_lines_are_left_out(shown: str, tmp_path: Path):
+def test_block_matches_if_only_times_differ_or_lines_are_omitted(shown: str, tmp_path: Path):
     assert docs_output.problems(page(tmp_path, SHOWN.format(shown)), folder(tmp_path)) == []
 
 

@@ -144,7 +144,7 @@ def figures(path: Path) -> list[list[str]]:
     ]
 
 
-def test_every_figure_of_the_readme_is_in_the_figures_with_the_same_value():
+def test_every_readme_figure_equals_the_figures_page():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text.partition("## Why trust it")[2].partition("\n## ")[0]
     sentences = [line for line in section.splitlines() if "**" in line]
@@ -177,7 +177,7 @@ def test_the_json_page_names_every_kind_cause_and_phase():
     assert [word for word in (*KINDS, *CAUSES, *PHASES) if f"`{word}`" not in page] == []
 
 
-def test_the_json_page_explains_every_key_of_an_incident_and_a_patch():
+def test_json_page_explains_every_key():
     log = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
     incident = to_dict(diagnose(log))["incidents"][0]
     page = prose(REFERENCE / "json.md")

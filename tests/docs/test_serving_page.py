@@ -40,23 +40,21 @@ def batch(tmp_path):
     return start
 
 
-def test_the_batch_script_ends_with_the_status_of_a_server_that_fails(batch):
+def test_batch_script_ends_with_the_status_of_a_failing_server(batch):
     assert batch("exit 3").wait(60) == 3
 
 
 @pytest.mark.parametrize(
     ("does", "status"), [("exit 0", 0), ("trap - TERM; kill $$", 143)], ids=["ends", "dies"]
 )
-def test_a_signal_of_slurm_reaches_the_server_and_its_status_is_the_script_s(
-    batch, tmp_path, does, status
-):
+def test_slurm_signal_reaches_the_server_with_its_status(batch, tmp_path, does, status):
     with batch(f"trap 'sleep 0.5; {does}' TERM; while :; do sleep 0.1; done") as job:
         assert wait_for((tmp_path / "began").exists, 30)
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == status
 
 
-def test_the_unit_takes_the_status_of_a_server_that_a_stop_ends_for_success():
+def test_unit_counts_the_stop_status_of_a_server_as_success():
     (status,) = re.findall(r"^SuccessExitStatus=(\d+)$", PAGE, re.MULTILINE)
     command = [*RUN, "--", "sh", "-c", "echo began; exec sleep 60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:

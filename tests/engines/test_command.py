@@ -88,9 +88,7 @@ SPELLINGS = st.sampled_from(["--max-model-len", "--max_model_len"])
     ),
     st.integers(1, 10**6),
 )
-def test_after_a_change_the_setting_has_the_new_value_once_and_the_rest_is_untouched(
-    flags, others, new
-):
+def test_change_sets_the_value_once_and_leaves_the_rest(flags, others, new):
     argv = ["vllm", "serve", "m"]
     for name, value, joined in flags:
         argv += [f"{name}={value}"] if joined else [name, str(value)]

@@ -45,7 +45,7 @@ def test_hosts_of_one_engine_are_ranks_of_one_job():
     assert (found["rank"], found["size"], found["address"], found["port"]) == (1, 2, "head", 7000)
 
 
-def test_one_host_replicas_of_a_balancer_and_other_programs_are_no_ranks(subtests):
+def test_replicas_and_other_programs_on_a_host_are_no_ranks(subtests):
     for line in [
         "vllm serve m",
         "vllm serve m --data-parallel-size 4",

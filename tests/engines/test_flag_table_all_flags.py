@@ -64,7 +64,7 @@ def test_every_setting_s_flag_is_among_them():
     assert [flag for flag in flags if FLAGS.name_of(flag) is None] == []
 
 
-def test_an_argument_that_is_left_alone_is_a_flag_or_was_never_one():
+def test_argument_left_alone_is_a_flag_or_never_was_one():
     assert {name.replace("_", "-") for name in unmanaged_arguments()} - FLAGS.names == {
         "mamba-config",
         "model-weights",

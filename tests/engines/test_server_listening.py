@@ -11,7 +11,7 @@ def of(*argv: str) -> ListenAddress | None:
     return address_of(argv, "vllm")
 
 
-def test_a_server_of_vllm_listens_on_its_default_port_on_all_of_ipv4(subtests):
+def test_vllm_server_listens_on_its_default_ipv4_port(subtests):
     for program in [
         ("vllm", "serve", "org/model"),
         ("/env/bin/vllm", "serve", "org/model"),

@@ -64,7 +64,7 @@ def test_an_engine_s_own_command_behind_a_wrapper_is_its_server(monkeypatch):
     assert not is_server(Launch(("timeout", "1h", "vllm", "bench", "serve")))
 
 
-def test_an_anchor_is_long_enough_to_be_rare_and_stands_in_its_pattern():
+def test_anchor_is_rare_enough_and_part_of_its_pattern():
     for line in engine_effects().requests:
         assert len(line.anchor) >= 10
         assert (

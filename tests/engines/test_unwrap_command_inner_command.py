@@ -79,7 +79,7 @@ def test_what_python_and_launchers_run_is_told(subtests):
             assert (found.program, found.args) == (program, args)
 
 
-def test_a_wrapper_with_an_option_that_is_not_known_is_the_command():
+def test_wrapper_with_an_unknown_option_is_the_command():
     assert inner("uv run --strange vllm serve m").program == "uv"
     assert inner("nsys profile -o x vllm serve m").program == "nsys"
 
@@ -116,13 +116,13 @@ def test_each_command_of_a_shell_s_text_is_found():
     ]
 
 
-def test_words_that_only_the_shell_knows_stay_as_they_are_written():
+def test_words_known_only_to_the_shell_stay_as_written():
     found = inner("""bash -c 'vllm serve "$MODEL" --max-model-len 9'""")
     assert found.has_unread
     assert found.change([Edit(3, 4, ("7",))])[2] == 'vllm serve "$MODEL" --max-model-len 7'
 
 
-def test_words_are_taken_out_of_a_shell_s_text_with_the_blank_before_them():
+def test_shell_words_are_removed_with_the_blank_before():
     found = inner("bash -c 'vllm serve m --max-model-len 9 > log'")
     assert found.change([Edit(2, 4, ())])[2] == "vllm serve m > log"
 
@@ -143,7 +143,7 @@ def test_a_command_line_that_runs_nothing_raises_nothing(subtests):
             assert all(isinstance(one.program, str) for one in inner_commands(argv))
 
 
-def test_every_option_of_a_run_inside_a_run_is_known_so_that_its_command_is_found():
+def test_every_option_of_an_inner_run_is_known():
     from oomguard.cli.run import command
 
     for option in command.params:

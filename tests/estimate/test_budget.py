@@ -163,7 +163,7 @@ def test_the_failed_process_is_taken_off_a_list_of_several():
         ),
     ],
 )
-def test_numbers_that_contradict_each_other_are_named_and_have_no_part(text, conflict, kept):
+def test_contradicting_numbers_are_named_and_have_no_part(text, conflict, kept):
     budget = _budget(_message(text))
 
     assert budget.conflict == conflict
@@ -182,7 +182,7 @@ def test_a_cap_below_the_device_is_no_contradiction():
     assert _sizes(budget) == {"tensors": 13.0, "reserved by torch, unused": 0.5, "free": 25.0}
 
 
-def test_what_was_free_when_the_engine_began_is_not_free_beside_its_weights():
+def test_memory_free_at_the_start_is_not_free_after_weights():
     facts = {
         "device_total_bytes": 24 * GIB,
         "device_free_bytes": 22 * GIB,
@@ -197,7 +197,7 @@ def test_what_was_free_when_the_engine_began_is_not_free_beside_its_weights():
     assert _sizes(budget) == {"in use at the start": 2.0, "weights": 19.0}
 
 
-def test_an_engine_that_would_need_more_than_the_device_has_no_part_above_it():
+def test_engine_above_the_device_has_no_part_above_it():
     facts = {
         "device_total_bytes": 80 * GIB,
         "gpu_memory_utilization_ratio": 0.9,
@@ -233,7 +233,7 @@ _BYTES = st.one_of(st.integers(0, 200 * GIB), st.sampled_from([0, 2**64, -GIB, 1
     total=st.integers(GIB, 200 * GIB),
     ratio=st.one_of(st.none(), st.floats(0.01, 1.0)),
 )
-def test_no_combination_of_printed_numbers_gives_more_than_the_device(kind, sizes, total, ratio):
+def test_no_printed_numbers_give_more_than_the_device(kind, sizes, total, ratio):
     facts = {name: Fact(name, size, slack=0.005 * GIB) for name, size in sizes.items()}
     facts["device_total_bytes"] = Fact("device_total_bytes", total, slack=0.005 * GIB)
     if ratio is not None:

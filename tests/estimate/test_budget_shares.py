@@ -33,7 +33,7 @@ def test_a_new_message_tells_all_parts():
     }
 
 
-def test_an_old_message_with_the_total_reserved_tells_the_same_parts():
+def test_old_message_with_total_reserved_gives_the_same_parts():
     old = shares(**DEVICE, allocated_bytes=18 * GIB, reserved_total_bytes=20 * GIB)
 
     assert old["unused_bytes"] == 2 * GIB
@@ -41,7 +41,7 @@ def test_an_old_message_with_the_total_reserved_tells_the_same_parts():
     assert old["others_bytes"] == 3 * GIB
 
 
-def test_an_implausible_figure_of_a_container_is_unknown_never_zero(subtests):
+def test_implausible_container_figure_is_unknown_never_zero(subtests):
     for seen in [0, 17179869184 * GIB, 3 * GIB]:
         with subtests.test(seen=seen):
             told = shares(**DEVICE, **TENSORS, process_in_use_bytes=seen)
@@ -50,14 +50,14 @@ def test_an_implausible_figure_of_a_container_is_unknown_never_zero(subtests):
             assert told["own_bytes"] == 20 * GIB
 
 
-def test_a_listed_process_that_fits_the_tensors_is_the_process_itself():
+def test_listed_process_that_matches_the_tensors_is_ours():
     told = shares(**DEVICE, **TENSORS, other_process_in_use_bytes=21 * GIB)
 
     assert (told["own_bytes"], told["process_in_use_bytes"]) == (21 * GIB, 21 * GIB)
     assert told["others_bytes"] == 2 * GIB
 
 
-def test_a_listed_process_that_does_not_fit_the_tensors_is_another(subtests):
+def test_listed_process_that_contradicts_the_tensors_is_another(subtests):
     for seen in [GIB, 8 * GIB]:
         with subtests.test(seen=seen):
             assert (
@@ -66,7 +66,7 @@ def test_a_listed_process_that_does_not_fit_the_tensors_is_another(subtests):
             )
 
 
-def test_reserved_below_allocated_is_rounding_and_no_unused_memory():
+def test_reserved_below_allocated_is_only_rounding():
     told = shares(**DEVICE, allocated_bytes=20 * GIB, reserved_total_bytes=20 * GIB - 1)
 
     assert "unused_bytes" not in told

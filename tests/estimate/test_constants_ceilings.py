@@ -22,7 +22,7 @@ def test_the_kind_follows_the_gpu_then_the_host(subtests):
             assert kind_of(name, on_wsl2=on_wsl2) == kind
 
 
-def test_a_discrete_gpu_of_one_s_own_has_no_ceiling_but_the_context():
+def test_discrete_gpu_has_no_ceiling_except_its_context():
     assert free_at_start(24 * GIB, "discrete") == (None, "")
 
 

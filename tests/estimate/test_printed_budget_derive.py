@@ -45,7 +45,7 @@ def test_desired_follows_from_the_total_and_the_utilization():
     assert result.number("break_even_utilization_ratio") == pytest.approx(22 / 40)
 
 
-def test_the_utilization_follows_from_the_requested_and_the_total_where_it_is_not_printed():
+def test_utilization_follows_from_requested_and_total():
     share = derived(device_total_bytes=10 * GIB, desired_bytes=3 * GIB).facts[
         "gpu_memory_utilization_ratio"
     ]
@@ -63,7 +63,7 @@ def test_the_printed_desired_wins_over_the_product():
     assert result.number("consumed_bytes") == 20 * GIB
 
 
-def test_the_smallest_helpful_device_gains_the_deficit_between_its_utilization_and_all_of_it():
+def test_smallest_helpful_device_gains_the_deficit_at_full_share():
     result = derived(kv_cache_available_bytes=round(-3.79 * GIB), gpu_memory_utilization_ratio=0.80)
 
     assert result.number("smallest_helpful_device_bytes") == pytest.approx(18.95 * GIB, rel=1e-6)
@@ -133,7 +133,7 @@ def test_the_rounding_of_what_it_follows_from_is_kept():
     assert result.slack("consumed_bytes") == 7.0
 
 
-def test_what_was_in_use_before_the_start_is_the_total_less_the_free():
+def test_memory_used_before_the_start_is_total_less_free():
     kind = "startup_free_memory_below_utilization"
 
     assert (
@@ -182,7 +182,7 @@ def test_the_budget_lists_what_is_known_and_nothing_else():
     ]
 
 
-def test_the_budget_shows_what_is_in_use_and_not_what_was_requested():
+def test_budget_shows_used_not_requested_bytes():
     sizes = {
         "device_total_bytes": 24 * GIB,
         "device_free_bytes": 10 * GIB,
@@ -231,7 +231,7 @@ def test_at_the_break_even_nothing_is_left(total, ratio, deficit):
 
 @settings(deadline=None)
 @given(ratio=st.floats(0.01, 0.99), deficit=st.integers(1, 100 * GIB))
-def test_on_the_smallest_helpful_device_full_utilization_just_helps(ratio, deficit):
+def test_full_utilization_just_helps_on_the_smallest_device(ratio, deficit):
     smallest = derived(
         gpu_memory_utilization_ratio=ratio, kv_cache_available_bytes=-deficit
     ).number("smallest_helpful_device_bytes")
@@ -259,7 +259,7 @@ def test_a_container_s_own_process_is_not_counted_twice():
     assert sum(parts.values()) <= 24 * GIB
 
 
-def test_memory_that_is_neither_free_nor_of_this_process_is_shown_as_others():
+def test_memory_of_others_is_what_is_neither_free_nor_ours():
     told = {
         "device_total_bytes": 24 * GIB,
         "device_free_bytes": GIB,

@@ -23,7 +23,7 @@ def failed(given: int, printed: str, left: str = "1.0"):
     return incident
 
 
-def test_the_size_that_the_engine_prints_counts_where_another_one_was_set():
+def test_printed_size_counts_over_the_configured_one():
     incident = failed(4 * GIB, "1.0")
 
     assert "needs 1.46 GiB of KV cache, but 1.00 GiB is available" in incident.headline

@@ -18,7 +18,7 @@ BUILT = {
 }
 
 
-def test_a_model_larger_than_the_device_that_fills_it_is_being_built():
+def test_model_larger_than_its_full_device_is_being_built():
     known = facts(**BUILT)
 
     assert with_static_share(known, "unknown") == "load_weights"
@@ -49,7 +49,7 @@ def test_weights_beside_a_pool_are_those_of_a_draft_or_an_update():
     assert "before_kv_cache" not in known
 
 
-def test_a_table_of_requests_is_known_by_its_bytes_and_gives_the_context():
+def test_request_table_is_known_by_its_bytes():
     known = facts(tried_bytes=4 * 2049 * (80 * 131072 + 4))
     with_static_share(known, "unknown")
 

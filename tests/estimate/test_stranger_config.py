@@ -77,7 +77,7 @@ def test_fields_that_name_code_are_left_out_at_every_depth():
     assert found.notes == [{}]
 
 
-def test_the_asked_engine_s_process_refuses_them_whatever_it_was_told_to_trust(stranger, tmp_path):
+def test_asked_process_refuses_them_whatever_it_trusts(stranger, tmp_path):
     """vLLM 0.10.1 to 0.17 asked transformers for such classes though trust_remote_code was off."""
     stranger.plant("evil")
     code = (

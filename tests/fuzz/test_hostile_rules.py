@@ -395,7 +395,7 @@ def test_letters_that_only_look_right_are_refused(tmp_path, text):
     refused(tmp_path, text, key=None, column=False)
 
 
-def test_terminal_escapes_in_a_rule_file_never_reach_the_terminal(tmp_path):
+def test_rule_file_escapes_never_reach_the_terminal(tmp_path):
     (tmp_path / "hostile.toml").write_text(
         RULE.replace('cause = "lora"', 'cause = "\\u001b]0;owned\\u0007\\u001b[31mlora"')
     )

@@ -38,7 +38,7 @@ def run(shard: int, count: int, check: Callable[[bytes], None]) -> None:
 
 
 @pytest.mark.parametrize("shard", range(LOG_SHARDS))
-def test_a_spoiled_log_is_diagnosed_in_time_and_told_as_valid_json(shard):
+def test_damaged_log_is_diagnosed_in_time_as_valid_json(shard):
     from fuzz_checks import check_log
     from fuzz_inputs import log_text
 
@@ -78,7 +78,7 @@ def test_a_spoiled_rule_file_is_used_or_refused_by_name(shard):
     assert refused
 
 
-def test_the_command_answers_every_spoiled_file_with_one_line_in_order(tmp_path):
+def test_each_damaged_file_gets_one_line_in_order(tmp_path):
     from fuzz_checks import check_line
     from fuzz_inputs import log_bytes
 

@@ -32,13 +32,13 @@ def note_of(call):
     return raised.value.__notes__[-1]
 
 
-def test_a_method_of_its_own_is_named_with_the_arguments_that_hold_rows():
+def test_own_method_is_named_with_its_row_arguments():
     note = note_of(lambda values, codec: codec.encode(values, values))
     assert "Codec.encode is not watched" in note
     assert '@oomguard.guard(batch=("values", "mask")) above def f(values, mask)' in note
 
 
-def test_an_argument_with_other_entries_than_rows_has_no_line_that_leaves_it_out():
+def test_argument_without_row_entries_has_no_line_to_paste():
     note = note_of(
         lambda values, codec: codec.compare(values, (torch.ones(3, 2), torch.ones(3, 2)))
     )
@@ -60,7 +60,7 @@ def test_where_no_model_runs_nothing_is_said_of_one():
     assert "not watched" not in "".join(raised.value.__notes__)
 
 
-def test_a_generate_that_was_taken_before_the_first_guard_is_named():
+def test_generate_taken_before_the_first_guard_is_named():
     program = """
 import functools, torch, oomguard
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -31,7 +31,7 @@ def generate(model, batch):
     return model.generate(**batch, do_sample=False, max_new_tokens=2)
 
 
-def test_a_call_that_succeeds_at_once_leaves_none_before_a_failure_and_after_it(subtests, llama):
+def test_call_that_succeeds_at_once_records_no_attempt(subtests, llama):
     for call in [forward, generate]:
         with subtests.test(call=call):
             with limit_memory("4 GiB") as device:
@@ -57,7 +57,7 @@ def test_a_call_that_begins_with_fewer_rows_shows_them(llama):
 
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
-def test_a_long_prompt_with_a_cache_begins_in_chunks_once_one_has_needed_them():
+def test_long_cached_prompt_begins_in_chunks_once_needed():
     model = made(
         "LlamaForCausalLM",
         attention="sdpa",
@@ -87,7 +87,7 @@ def test_a_long_prompt_with_a_cache_begins_in_chunks_once_one_has_needed_them():
     ]
 
 
-def test_an_async_function_with_a_batch_is_refused_with_what_to_do_instead():
+def test_async_function_with_a_batch_is_refused_with_advice():
     async def embed(texts):
         await asyncio.sleep(0)
         return texts

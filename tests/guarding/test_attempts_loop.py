@@ -35,7 +35,7 @@ def test_another_error_is_raised_at_once():
     assert tried == [1]
 
 
-def test_when_nothing_is_left_the_failure_is_raised_with_the_diagnosis():
+def test_failure_is_raised_with_the_diagnosis_at_the_end():
     with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         for attempt in oomguard.attempts(batch_size=4):
             with attempt:

@@ -56,7 +56,7 @@ def test_a_plain_call_of_an_encoder_runs_without_its_scores():
     assert changed(g) == [(SETTING, "sdpa")]
 
 
-def test_rows_that_cannot_be_run_apart_run_together_without_their_scores(llama):
+def test_inseparable_rows_run_together_without_their_scores(llama):
     """A hook of the user's sees the batch: it still sees all of it, once more."""
     seen = []
     llama.model.register_forward_hook(

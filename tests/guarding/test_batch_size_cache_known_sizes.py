@@ -72,7 +72,7 @@ def test_less_room_than_before_begins_with_fewer_rows():
     assert held.shape[0] == 20
 
 
-def test_without_figures_more_rows_are_tried_after_some_calls_and_ever_later():
+def test_more_rows_are_tried_again_ever_later():
     sizes, most = [], [16]
 
     @oomguard.guard(batch="rows")
@@ -102,7 +102,7 @@ def test_what_a_part_of_a_known_size_raises_is_the_functions_own():
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_the_last_few_rows_that_cannot_run_alone_are_judged_by_the_whole_call():
+def test_last_inseparable_rows_are_judged_by_the_whole_call():
     least, most = 4, 16
 
     @oomguard.guard(batch="rows")
@@ -165,7 +165,7 @@ def test_nothing_is_known_of_another_model_at_the_same_place():
 # Nothing of a handled failure is kept.
 
 
-def test_after_a_handled_failure_no_input_is_kept_and_all_memory_is_back():
+def test_handled_failure_frees_all_memory():
     guarded = Work().run
     gc.collect()
     gc.disable()

@@ -43,7 +43,7 @@ def read(model, call):
     return lambda **changed: GenerateCall.of(model, (), {**given, **changed})
 
 
-def test_images_that_the_tokens_of_another_row_stand_for_are_not_cut():
+def test_images_with_tokens_in_another_row_are_not_cut():
     model, call = idefics3()
     made = read(model, call)
     given = made().kwargs

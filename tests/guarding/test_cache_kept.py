@@ -108,7 +108,7 @@ def test_a_quantized_cache_needs_permission():
     assert quantized.shape == (1, 259)
 
 
-def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llama, monkeypatch):
+def test_host_cache_of_old_transformers_is_not_used_on_a_gpu(llama, monkeypatch):
     from packaging.version import Version
 
     from oomguard.engines.transformers import kv_cache_offload

@@ -41,7 +41,7 @@ def alive():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_does_not_fit_gives_what_it_gives_whole_after_one_failure(name, told):
+def test_oversized_call_returns_the_whole_after_one_failure(name, told):
     call = CALLS[name]("cuda", 1)
     call()  # what is made once stays: the workspaces of cuBLAS
     held = alive()

@@ -56,7 +56,7 @@ def test_one_row_that_is_too_long_is_told_as_that():
     )
 
 
-def test_frames_in_a_file_that_trains_do_not_make_a_guarded_batch_training(tmp_path):
+def test_training_file_frames_do_not_mean_training(tmp_path):
     source = tmp_path / "train.py"
     source.write_text("import torch\ndef work(rows):\n    return torch.empty(len(rows), 2**30)\n")
     module = ModuleType("train")

@@ -34,7 +34,7 @@ def test_results_are_never_there_twice():
         assert work(list(range(64))).shape == (64, ROW)
 
 
-def test_results_that_leave_no_room_for_the_next_part_wait_on_the_host():
+def test_results_without_room_for_the_next_part_move_to_the_host():
     def work(rows):
         torch.zeros(len(rows), 24 * ROW)  # 24 MiB a row that go again
         return torch.ones(len(rows), ROW)
@@ -53,7 +53,7 @@ def failing_late(rows):
     return [row * 10 for row in rows]
 
 
-def test_finished_rows_stand_in_the_exception_and_live_through_pickling():
+def test_finished_rows_are_in_the_exception_and_survive_pickling():
     with limit_memory("9 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         oomguard.guard(batch="rows")(failing_late)(list(range(64)))
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
@@ -75,7 +75,7 @@ def test_finished_rows_of_a_tensor_hold_no_more_than_they_are():
     assert result.untyped_storage().nbytes() == result.nbytes
 
 
-def test_all_rows_stand_in_the_exception_where_their_result_has_no_room():
+def test_exception_has_all_rows_if_their_result_has_no_room():
     def work(rows):
         return list(torch.zeros(len(rows), ROW).exp())
 

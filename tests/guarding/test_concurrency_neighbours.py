@@ -94,7 +94,7 @@ def room_for(model, batch, calls, call):
     return limit_memory(base + round(calls * peak)), expected
 
 
-def test_calls_that_fit_one_by_one_and_not_together_all_run_whole(model, batch, caplog):
+def test_calls_that_fit_only_one_by_one_all_run_whole(model, batch, caplog):
     def call():
         return model.generate(**batch, max_new_tokens=NEW, do_sample=False)
 
@@ -195,7 +195,7 @@ def test_a_call_that_cannot_be_made_again_comes_out_at_once(model, batch, monkey
     assert time.monotonic() - began_s < concurrency._MOST_WAIT_S / 2
 
 
-def test_a_thread_that_waits_in_its_own_way_is_not_held_up_for_good(model, monkeypatch):
+def test_thread_with_its_own_wait_is_not_held_up_for_good(model, monkeypatch):
     monkeypatch.setattr(concurrency, "_MOST_WAIT_S", 0.2)
     with beside(model):  # it ends only after this thread has gone on
         assert concurrency.have_ended(failure(), model)

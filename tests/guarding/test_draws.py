@@ -47,7 +47,7 @@ def test_a_call_that_begins_in_parts_draws_as_the_whole_one(llama):
     assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", "", ""]
 
 
-def test_a_call_in_which_something_else_draws_is_not_run_in_parts(llama):
+def test_call_with_other_random_draws_is_not_split(llama):
     layer = llama.model.layers[0]
     own = layer.forward
     layer.forward = lambda *args, **kwargs: (torch.rand(3), own(*args, **kwargs))[1]

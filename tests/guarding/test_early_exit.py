@@ -37,7 +37,7 @@ def test_tokens_and_layers_are_those_of_a_call_that_fits(llama):
     assert llama.config.num_hidden_layers == LAYERS
 
 
-def test_where_nothing_fits_the_first_failure_comes_out_and_the_layers_are_back(llama):
+def test_first_failure_returns_and_layers_are_restored(llama):
     guess(llama)
     with limit_memory("300 KiB"), pytest.raises(torch.OutOfMemoryError), oomguard.guard():
         guess(llama)

@@ -16,7 +16,7 @@ WAYS = {
 }
 
 
-def test_every_front_end_gets_an_engine_that_works_with_one_new_start(program):
+def test_every_front_end_gets_a_working_engine_with_one_start(program):
     made = ", ".join(f"{way!r}: lambda: {code}" for way, code in WAYS.items())
     ran = program(f"""
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -45,7 +45,7 @@ def test_every_front_end_gets_an_engine_that_works_with_one_new_start(program):
     assert (found["a subclass"][0], found["a subclass of AsyncLLM"][0]) == ("Own", "OwnAsync")
 
 
-def test_engines_that_outlived_their_program_are_named_with_the_command_that_ends_them(program):
+def test_engines_that_outlived_their_program_have_an_end_command(program):
     ran = program("""
         from oomguard.probe import device_checks as devices
         def main():
@@ -61,7 +61,7 @@ def test_engines_that_outlived_their_program_are_named_with_the_command_that_end
     assert "kill 4711" in ran.stderr
 
 
-def test_the_next_start_waits_until_the_device_has_its_memory_back(program):
+def test_next_start_waits_for_the_devices_memory(program):
     ran = program("""
         from oomguard.retry import memory_wait
         from oomguard.probe import nvml
@@ -87,7 +87,7 @@ def test_the_next_start_waits_until_the_device_has_its_memory_back(program):
     assert [error for _, _, error in attempts] == ["RuntimeError", ""]
 
 
-def test_all_else_that_the_program_gave_stays_and_so_does_its_own_object(program):
+def test_programs_other_arguments_and_object_stay(program):
     ran = program("""
         from vllm.v1.engine.llm_engine import LLMEngine
         def main():
@@ -103,7 +103,7 @@ def test_all_else_that_the_program_gave_stays_and_so_does_its_own_object(program
     assert length == 32768
 
 
-def test_an_engine_that_was_started_again_ends_where_the_program_lets_go_of_it(program):
+def test_restarted_engine_ends_when_the_program_releases_it(program):
     ran = program("""
         import gc, weakref
         def work():
@@ -166,9 +166,7 @@ POLICIES = {
 }
 
 
-def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_and_plan(
-    subtests, program
-):
+def test_first_exception_has_cause_process_and_plan_at_the_end(subtests, program):
     ran = program(f"""
         def main():
             for policy in {list(POLICIES)}:
@@ -220,7 +218,7 @@ REFUSALS = {
 }
 
 
-def test_a_request_that_is_refused_since_the_engine_has_less_is_told_whose_change_that_was(program):
+def test_refused_request_after_our_change_names_the_change(program):
     ran = program(f"""
         def main():
             notes = []
@@ -239,7 +237,7 @@ def test_a_request_that_is_refused_since_the_engine_has_less_is_told_whose_chang
     assert notes == [[NOTE] * told for told in REFUSALS.values()]
 
 
-def test_a_setting_that_the_program_left_alone_needs_no_permission(program):
+def test_setting_left_alone_by_the_program_needs_no_permission(program):
     ran = program("""
         def main():
             with oomguard.guard() as g:
@@ -249,7 +247,7 @@ def test_a_setting_that_the_program_left_alone_needs_no_permission(program):
     assert json.loads(ran.stdout.splitlines()[-1])[1][1][0].endswith("-> 1953")
 
 
-def test_a_configuration_that_was_made_before_is_explained_and_not_changed(program):
+def test_existing_configuration_is_explained_and_not_changed(program):
     ran = program("""
         from vllm.v1.engine.llm_engine import LLMEngine
         def main():

@@ -39,22 +39,22 @@ def test_the_cause_is_what_the_core_said_last():
     assert kinds(PASSED_ON, CORE + NO_ROOM, last=(CORE + NO_ROOM,)) == ["kv_cache_none_left"]
 
 
-def test_a_memory_failure_that_was_handled_before_is_not_the_cause():
+def test_handled_memory_failure_is_not_the_cause():
     other = CORE + "ValueError: no such tokenizer"
     assert kinds(PASSED_ON, CORE + OOM, other, last=(other,)) == []
 
 
-def test_an_error_of_the_starting_process_itself_is_not_the_engines():
+def test_error_of_the_starting_process_is_not_the_engines():
     assert kinds(ValueError("no such model"), CORE + OOM) == []
     assert kinds(KeyError("CUDA out of memory"), CORE + OOM) == []
 
 
-def test_where_a_worker_failed_its_words_count_beside_the_cores_that_pass_it_on():
+def test_failed_workers_words_count_next_to_the_cores():
     worker = "(Worker pid=8) ERROR 11-22 18:00:00 [multiproc_executor.py:900] " + OOM
     assert kinds(PASSED_ON, worker, CORE + WORKER, last=(worker, CORE + WORKER)) == ["cuda_oom"]
 
 
-def test_a_process_that_was_killed_died_of_memory_where_the_kernel_counts_it(subtests):
+def test_killed_process_ran_out_of_memory_if_the_kernel_says_so(subtests):
     for killed, expected in [(True, ["host_oom"]), (False, ["engine_dead"])]:
         with subtests.test(killed=killed, expected=expected):
             assert kinds(KILLED, CORE + "INFO loading", killed=killed) == expected
@@ -73,7 +73,7 @@ class EngineDeadError(Exception):
     """As vLLM's 0.32, which is no RuntimeError."""
 
 
-def test_an_engine_that_dies_at_work_dies_of_what_is_known_of_its_core(subtests):
+def test_engine_death_at_work_has_the_known_cause_of_its_core(subtests):
     for killed, expected in [(True, "host_oom"), (False, "engine_dead")]:
         with subtests.test(killed=killed, expected=expected):
             error = EngineDeadError(

@@ -44,9 +44,7 @@ def capacity(llama):
         return device.peak_bytes
 
 
-def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(
-    llama, capacity
-):
+def test_answer_is_not_cut_without_permission(llama, capacity):
     with (
         limit_memory(capacity),
         oomguard.guard(pin=OTHERS) as g,
@@ -61,9 +59,7 @@ def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_wo
     assert not any(attempt.patches for attempt in g.attempts)
 
 
-def test_with_permission_it_is_the_beginning_of_the_whole_answer_and_a_later_call_is_tried_whole(
-    llama, capacity
-):
+def test_cut_answer_is_the_beginning_of_the_whole_one(llama, capacity):
     whole = call(llama)
     with limit_memory(capacity), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
         cut = call(llama)

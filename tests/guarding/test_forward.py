@@ -109,7 +109,7 @@ def test_a_mask_and_positions_for_all_rows_are_given_whole(llama):
     assert_same(*whole_and_in_parts(call)[:2])
 
 
-def test_a_model_compiled_with_the_watched_call_in_it_runs_whole_graphs():
+def test_compiled_model_with_the_watched_call_has_whole_graphs():
     model, batch = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None), padded(2)
     with torch.no_grad():
         whole = model(**batch, use_cache=False).logits
@@ -132,7 +132,7 @@ def test_the_next_call_begins_with_the_rows_that_fitted(classifier):
     assert not any(errors[errors.index(False) :])
 
 
-def test_a_call_that_fits_leaves_no_attempt_and_is_given_as_it_is(classifier):
+def test_call_that_fits_records_no_attempt_and_is_unchanged(classifier):
     with oomguard.guard() as g, torch.no_grad():
         result = classifier(**padded(4))
     assert g.attempts == ()

@@ -56,7 +56,7 @@ def test_a_call_in_chunks_gives_what_the_whole_call_gives(subtests, llama):
                 assert_same(whole, parts)
 
 
-def test_a_row_that_is_too_long_is_run_in_chunks_and_later_ones_begin_so(llama):
+def test_row_too_long_runs_in_chunks_and_later_ones_too(llama):
     def call():
         with torch.no_grad():
             return [llama(**one_row(), logits_to_keep=1).logits for _ in range(2)]

@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_all_rows(subtests):
             torch.testing.assert_close(gathered.result().loss, whole.loss)
 
 
-def test_a_loss_that_is_no_mean_and_no_sum_of_those_that_are_known_is_not_put_together():
+def test_unknown_loss_reduction_is_not_put_together():
     model, batch = (
         llama(),
         {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), "labels": ragged()},
@@ -103,7 +103,7 @@ def test_a_loss_that_is_no_mean_and_no_sum_of_those_that_are_known_is_not_put_to
     assert "is one number for all rows" in OutputCollector(ROWS, weigh=call.weigh).add(part, 3)
 
 
-def test_of_several_means_that_are_close_the_one_that_was_meant_counts():
+def test_close_measures_prefer_the_intended_one():
     model = llama()
     with torch.no_grad():
         model.lm_head.weight.mul_(

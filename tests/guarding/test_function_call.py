@@ -24,7 +24,7 @@ def pair(texts, labels):
     return [(text, label) for text, label in zip(texts, labels, strict=False)]
 
 
-def test_an_argument_of_as_many_entries_that_is_not_named_is_never_handed_whole_to_a_part():
+def test_unnamed_row_argument_never_goes_whole_to_a_part():
     guarded = oomguard.guard(batch="texts")(pair)
     with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         guarded([f"text {n}" for n in range(64)], list(range(64)))
@@ -55,7 +55,7 @@ def embedded(batch):
     return {**batch, "double": batch["id"] * 2}
 
 
-def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(subtests):
+def test_dict_of_columns_is_split_by_rows_and_rejoined(subtests):
     for name, texts in [
         ("list", list),
         ("tuple", tuple),
@@ -74,7 +74,7 @@ def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(subtests):
             assert torch.equal(whole["vector"], torch.eye(64))
 
 
-def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_says_why(subtests):
+def test_dict_without_equal_columns_is_not_split_with_the_reason(subtests):
     for batch, why in [
         (
             {"id": np.arange(64), "text": ["x"] * 63},
@@ -165,7 +165,7 @@ def test_the_object_of_a_method_is_no_argument_of_rows():
     assert reason(Three.run, Three(), [1, 2, 3]) is None
 
 
-def test_an_argument_that_cannot_be_read_leaves_the_failure_as_it_is():
+def test_unreadable_argument_leaves_the_failure_unchanged():
     class Closed:
         def __len__(self):
             raise OSError("closed")
@@ -209,7 +209,7 @@ def needs_four(rows):
     return rows
 
 
-def test_an_error_first_seen_in_a_part_leaves_the_first_failure_in_its_place():
+def test_error_first_seen_in_a_part_keeps_the_first_failure():
     guarded = oomguard.guard(batch="rows")(needs_four)
     with limit_memory("32 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         guarded(list(range(32)))
@@ -262,7 +262,7 @@ WORDINGS = {
 }
 
 
-def test_rows_are_halved_where_a_failure_tells_no_figures_to_solve_them_from(subtests):
+def test_rows_are_halved_if_a_failure_has_no_figures(subtests):
     def check(wording):
         sizes = []
 
@@ -300,7 +300,7 @@ def test_many_rows_come_down_to_one_within_the_attempts():
     assert oomguard.guard(batch="rows")(work)(list(range(5000))) == list(range(5000))
 
 
-def test_a_function_that_draws_says_once_that_parts_draw_otherwise(caplog):
+def test_function_with_random_draws_warns_once_about_parts(caplog):
     @oomguard.guard(batch="rows")
     def noisy(rows):
         return torch.rand(len(rows), 2**18)[:, 0].tolist()
@@ -310,7 +310,7 @@ def test_a_function_that_draws_says_once_that_parts_draw_otherwise(caplog):
     assert sum("draws random numbers" in record.message for record in caplog.records) == 1
 
 
-def test_an_argument_without_entries_is_not_split_and_the_note_says_so():
+def test_argument_without_entries_is_not_split_with_a_note():
     guarded = oomguard.guard(batch="texts")(lambda texts: use(64))
     with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         guarded([])

@@ -39,7 +39,7 @@ def refused(function, *given):
     return "".join(caught.value.__notes__)
 
 
-def test_a_mapping_that_is_filled_and_returned_is_the_callers_own(subtests):
+def test_filled_and_returned_mapping_belongs_to_the_caller(subtests):
     def check(kind):
         def embed(batch):
             use(len(batch["id"]))
@@ -69,7 +69,7 @@ def test_a_column_that_is_added_before_the_failure_is_added_once():
     assert given["id"].tolist() == list(range(1, ROWS + 1))
 
 
-def test_columns_that_are_taken_out_and_put_in_beside_another_result_are_so_for_the_caller():
+def test_columns_moved_between_results_are_the_callers():
     def embed(batch):
         text = batch.pop("text")
         batch["length"] = torch.tensor([len(one) for one in text])
@@ -94,7 +94,7 @@ def test_a_list_whose_entries_are_replaced_is_the_callers_own():
     assert given == [f"text {n}!" for n in range(ROWS)]
 
 
-def test_a_tensor_that_is_written_to_and_returned_is_the_callers_own():
+def test_written_and_returned_tensor_belongs_to_the_caller():
     def doubled(x):
         use(len(x))
         x *= 2
@@ -118,7 +118,7 @@ def test_a_table_that_gets_a_column_is_the_callers_own():
     assert given["score"].tolist() == list(range(ROWS))
 
 
-def test_a_container_that_is_returned_as_it_is_is_the_callers_own():
+def test_container_returned_as_is_belongs_to_the_caller():
     def same(texts):
         use(len(texts))
         return texts
@@ -127,7 +127,7 @@ def test_a_container_that_is_returned_as_it_is_is_the_callers_own():
     assert in_parts(same, given) is given
 
 
-def test_a_tensor_that_the_failed_call_has_written_to_is_not_written_to_again():
+def test_tensor_written_by_the_failed_call_is_not_rewritten():
     def doubled(x):
         x *= 2
         use(len(x))
@@ -137,7 +137,7 @@ def test_a_tensor_that_the_failed_call_has_written_to_is_not_written_to_again():
     assert "the call that failed has written to the tensor in the argument x" in why
 
 
-def test_a_list_that_is_filled_beside_the_rows_keeps_the_call_whole():
+def test_list_filled_outside_the_rows_keeps_the_call_whole():
     def count(texts, seen):
         seen.append(len(texts))
         use(len(texts))

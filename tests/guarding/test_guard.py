@@ -63,7 +63,7 @@ def generate(model, batch, **options):
     return model.generate(**batch, **{"max_new_tokens": NEW, "do_sample": False, **options})
 
 
-def test_the_context_manager_splits_the_batch_and_every_token_is_the_same(model, batch, expected):
+def test_context_manager_splits_and_every_token_is_equal(model, batch, expected):
     with limit_memory(CAPACITY), oomguard.guard() as g:
         result = generate(model, batch)
     assert torch.equal(result, expected)
@@ -84,7 +84,7 @@ def test_the_decorator_takes_methods_and_options(model, batch, expected):
         assert torch.equal(Job().run(batch), expected)
 
 
-def test_an_attempt_s_peak_is_its_own_and_the_user_s_on_the_device_stands(model, batch):
+def test_attempts_peak_is_its_own_and_the_users_counter_stays(model, batch):
     with limit_memory(CAPACITY) as device, oomguard.guard() as g:
         held = torch.zeros(device.capacity_bytes // 4 - 1)
         del held
@@ -127,7 +127,7 @@ def test_a_key_error_passes_through_untouched():
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_when_not_one_row_fits_the_first_exception_comes_back_with_the_diagnosis(model, batch):
+def test_first_exception_returns_if_not_one_row_fits(model, batch):
     with (
         limit_memory("0.55 MiB"),
         pytest.raises(torch.OutOfMemoryError) as caught,
@@ -320,7 +320,7 @@ def test_an_empty_batch_is_the_functions_own_business():
     assert oomguard.guard(batch="xs")(lambda xs: ("called", len(xs)))([]) == ("called", 0)
 
 
-def test_a_result_without_one_entry_per_row_is_never_put_together(subtests):
+def test_result_without_one_entry_per_row_is_never_joined(subtests):
     def check(result):
         @oomguard.guard(batch="xs")
         def work(xs):
@@ -474,7 +474,7 @@ def largest(model, batch):
     )
 
 
-def test_one_failed_attempt_finds_nearly_the_largest_batch_that_fits(model, batch, largest):
+def test_one_failed_attempt_finds_nearly_the_largest_batch(model, batch, largest):
     with limit_memory(CAPACITY), oomguard.guard() as g:
         generate(model, batch)
     assert [a.succeeded for a in g.attempts] == [False, True]
@@ -497,7 +497,7 @@ def test_rows_that_turn_out_heavier_are_run_fewer_at_a_time():
         assert len(work([1] * 6 + [4] * 6)) == 12
 
 
-def test_a_plain_function_runs_a_few_rows_first_and_then_as_many_as_fit():
+def test_plain_function_runs_a_few_rows_then_as_many_as_fit():
     calls = []
 
     @oomguard.guard(batch="rows")
@@ -523,7 +523,7 @@ def test_a_call_that_succeeds_loads_nothing_and_keeps_nothing():
     assert [made.attempts for made in guards] == [(), ()]
 
 
-def test_the_parts_of_a_split_call_are_freed_without_a_collection():
+def test_parts_of_a_split_call_are_freed_without_a_collection():
     parts = []
 
     @oomguard.guard(batch="rows")
@@ -543,7 +543,7 @@ def test_the_parts_of_a_split_call_are_freed_without_a_collection():
         gc.enable()
 
 
-def test_parts_that_fit_one_by_one_and_not_together_are_diagnosed():
+def test_parts_that_fit_only_one_by_one_are_diagnosed():
     @oomguard.guard(batch="rows")
     def work(rows):
         return list(
@@ -559,7 +559,7 @@ class Model:
     pass
 
 
-def test_what_is_no_function_is_refused_and_says_what_was_expected(subtests):
+def test_non_function_is_refused_with_what_was_expected(subtests):
     for target in [Model, int, 5, "text"]:
         for make in [oomguard.guard, oomguard.guard(pin=["dtype"])]:
             with subtests.test(target=target, make=make):
@@ -570,7 +570,7 @@ def test_what_is_no_function_is_refused_and_says_what_was_expected(subtests):
                 assert "with oomguard.guard()" in error.value.hint
 
 
-def test_of_a_class_below_ray_remote_the_place_of_the_guard_is_told(monkeypatch):
+def test_guard_below_ray_remote_class_is_located(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", sys)  # whatever it is: it is loaded
     with pytest.raises(oomguard.UsageError) as error:
         oomguard.guard(batch="rows")(Model)

@@ -47,7 +47,7 @@ class Own(transformers.LlamaForCausalLM):
     """A model of the user's own."""
 
 
-def test_the_call_of_a_model_of_the_users_own_is_raised_with_the_line_to_write(llama):
+def test_call_of_an_own_model_raises_with_the_line_to_write(llama):
     model = Own(llama.config).eval()
     model.generation_config.pad_token_id = 0
     notes = notes_of(lambda: model.generate(**padded(), **GREEDY))
@@ -71,7 +71,7 @@ def test_with_that_line_it_is_run_in_parts(llama):
     assert [attempt.succeeded for attempt in answer.attempts] == [False, True]
 
 
-def test_functions_of_the_users_own_in_generate_keep_the_call_whole(subtests, llama):
+def test_user_functions_in_generate_keep_the_call_whole(subtests, llama):
     for name, own in (
         ("logits_processor", LogitsProcessorList([lambda ids, scores: scores - scores.mean(0)])),
         (
@@ -112,7 +112,7 @@ def test_each_kind_of_own_code_is_found(subtests, llama, monkeypatch):
             llama.model.layers[0].mlp.act_fn = torch.nn.SiLU()
 
 
-def test_rows_that_share_experts_capacity_are_refused_by_the_table():
+def test_rows_sharing_expert_capacity_are_refused_by_the_table():
     sizes = {
         "d_model": 32,
         "d_kv": 8,

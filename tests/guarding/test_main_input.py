@@ -61,7 +61,7 @@ class Sound(transformers.VisionEncoderDecoderModel):
         return super().generate(*args, **kwargs)
 
 
-def test_a_model_that_generates_sound_is_refused_before_a_part_runs(captions):
+def test_model_that_generates_sound_is_refused_before_a_part(captions):
     model = Sound(encoder=captions.encoder, decoder=captions.decoder).eval()
     call = GenerateCall.of(model, (), {"pixel_values": torch.randn(2, 3, 32, 32)})
     assert call.not_splittable == "generate of Sound gives audio, not one row of tokens per input"

@@ -43,7 +43,7 @@ class Kept(UserDict):
         self.found = found
 
 
-def test_a_mapping_that_is_no_dict_is_split_as_one_and_stays_as_it_was(subtests):
+def test_custom_mapping_is_split_and_keeps_its_type(subtests):
     def check(kind):
         columns = {"id": torch.arange(64), "text": [f"text {n}" for n in range(64)]}
         batch, sizes = kind(columns), []
@@ -76,7 +76,7 @@ def test_a_mapping_that_is_no_dict_is_split_as_one_and_stays_as_it_was(subtests)
             check(kind)
 
 
-def test_what_a_mapping_keeps_for_each_row_beside_its_columns_goes_with_the_rows():
+def test_mapping_values_per_row_go_with_the_rows():
     batch = Kept({"id": torch.arange(64)}, [f"found {n}" for n in range(64)])
 
     def same(batch):
@@ -89,7 +89,7 @@ def test_what_a_mapping_keeps_for_each_row_beside_its_columns_goes_with_the_rows
     assert (whole["id"].tolist(), whole.found) == (list(range(64)), batch.found)
 
 
-def test_a_mapping_that_cannot_be_made_anew_is_not_split_and_the_note_says_why():
+def test_mapping_that_cannot_be_rebuilt_is_not_split():
     class Odd(ReadOnly):
         def __init__(self, columns, more):
             super().__init__(columns)

@@ -25,7 +25,7 @@ def test_after_one_part_rows_take_in_proportion_with_a_margin():
     assert measured((2, 200)).rows_within(1060) == 10
 
 
-def test_what_a_part_takes_beside_its_rows_is_found_from_two_parts():
+def test_fixed_bytes_of_a_part_are_found_from_two_parts():
     assert measured((2, 120), (4, 140)).rows_within(300) == 20
 
 
@@ -47,9 +47,7 @@ def test_as_many_as_failed_are_not_tried_again():
     st.integers(0, 10**7),
     st.integers(0, 10**9),
 )
-def test_rows_on_a_line_fit_and_one_more_does_not_unless_growth_is_limited(
-    rows, row_bytes, fixed_bytes, room_bytes
-):
+def test_rows_up_to_the_line_fit_and_one_more_does_not(rows, row_bytes, fixed_bytes, room_bytes):
     made = measured(
         (rows, fixed_bytes + rows * row_bytes), (2 * rows, fixed_bytes + 2 * rows * row_bytes)
     )

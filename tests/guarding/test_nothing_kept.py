@@ -40,9 +40,7 @@ def generate(model, batch):
     return model.generate(**batch, do_sample=False, max_new_tokens=2)
 
 
-def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(
-    subtests, llama, without_collection
-):
+def test_handled_failure_keeps_neither_inputs_nor_result(subtests, llama, without_collection):
     def check(call):
         with limit_memory("4 GiB") as device:
             call(llama, padded())
@@ -62,9 +60,7 @@ def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(
             check(call)
 
 
-def test_a_later_call_that_fails_whole_or_in_parts_keeps_nothing_either(
-    subtests, llama, without_collection
-):
+def test_later_call_that_fails_keeps_nothing_either(subtests, llama, without_collection):
     def check(call):
         with limit_memory("4 GiB") as device:
             call(llama, padded())
@@ -87,7 +83,7 @@ def test_a_later_call_that_fails_whole_or_in_parts_keeps_nothing_either(
             check(call)
 
 
-def test_a_failure_that_is_raised_keeps_nothing_once_it_is_let_go(llama, without_collection):
+def test_raised_failure_keeps_nothing_alive_once_released(llama, without_collection):
     def used():
         batch = padded()
         with limit_memory("200 KiB"), pytest.raises(torch.OutOfMemoryError), oomguard.guard():

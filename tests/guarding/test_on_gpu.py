@@ -133,7 +133,7 @@ def test_after_a_handled_failure_as_much_is_alive_as_before(checkpoint, told):
     assert after == before
 
 
-def test_a_guard_around_a_generate_that_succeeds_costs_a_thousandth(checkpoint, told):
+def test_guard_around_a_successful_generate_costs_a_thousandth(checkpoint, told):
     model = loaded(checkpoint[0], device_map=0)
 
     def seconds(around):
@@ -194,7 +194,7 @@ def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
 
 @NEEDS_ACCELERATE
 @pytest.mark.parametrize("share", [0.9, 0.6])
-def test_weights_that_do_not_fit_are_loaded_with_layers_on_the_host(checkpoint, told, share):
+def test_weights_that_do_not_fit_keep_layers_on_the_host(checkpoint, told, share):
     folder, size = checkpoint
     whole = answer(loaded(folder, device_map=0))
     with limit_cuda(int(share * size) + 64 * MIB), oomguard.guard(allow="reduces-capacity") as g:
@@ -214,7 +214,7 @@ def test_weights_that_do_not_fit_are_loaded_with_layers_on_the_host(checkpoint, 
 
 
 @NEEDS_ACCELERATE
-def test_the_device_that_the_program_names_is_kept_without_permission(checkpoint, told):
+def test_device_named_by_the_program_stays_without_permission(checkpoint, told):
     folder, size = checkpoint
     with limit_cuda(size // 2), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as raised:
         loaded(folder, device_map={"": 0})
@@ -227,7 +227,7 @@ def test_the_device_that_the_program_names_is_kept_without_permission(checkpoint
 
 
 @NEEDS_ACCELERATE
-def test_a_model_that_is_moved_to_the_device_keeps_layers_on_the_host(checkpoint, told):
+def test_model_moved_to_the_device_keeps_layers_on_the_host(checkpoint, told):
     folder, size = checkpoint
     whole = answer(loaded(folder, device_map=0))
     with limit_cuda(int(0.7 * size)), oomguard.guard(allow="reduces-capacity") as g:

@@ -66,7 +66,7 @@ def tiny():
     )
 
 
-def test_lists_of_as_many_entries_as_rows_are_cut_or_prevent_a_split(subtests):
+def test_lists_with_one_entry_per_row_are_cut_or_block_a_split(subtests):
     for name, value, splits in [
         ("adapter_names", ["a", "b", "c", "d"], True),
         ("adapter_names", ["a", "b"], False),

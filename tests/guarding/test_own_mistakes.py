@@ -38,7 +38,7 @@ class Own(LogitsProcessor):
         return scores
 
 
-def test_an_error_that_is_no_memory_failure_is_raised_as_without_a_guard(subtests, llama):
+def test_other_error_is_raised_as_without_a_guard(subtests, llama):
     for name, options in [
         ("one", {"logits_processor": Own()}),
         ("text", {"num_beams": "2", "return_dict_in_generate": True}),
@@ -52,9 +52,7 @@ def test_an_error_that_is_no_memory_failure_is_raised_as_without_a_guard(subtest
             assert str(guarded.value) == str(bare.value)
 
 
-def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(
-    llama, small, monkeypatch
-):
+def test_failed_call_that_cannot_be_split_raises_its_error(llama, small, monkeypatch):
     from oomguard.engines.transformers.generate import GenerateCall
 
     monkeypatch.setattr(GenerateCall, "part", lambda *_: 1 / 0)
@@ -75,7 +73,7 @@ def test_a_later_call_that_cannot_be_read_runs_as_it_is(llama, small, monkeypatc
         assert torch.equal(llama.generate(**few, **GREEDY), expected)
 
 
-def test_the_call_is_made_as_it_is_where_its_parts_cannot_be_begun():
+def test_call_is_unchanged_if_its_parts_cannot_begin():
     from oomguard.guarding.function_call import RowsCall
 
     def work(rows):

@@ -34,7 +34,7 @@ def mapped(folder):
     )
 
 
-def test_the_user_s_peak_stands_through_every_kind_of_guarded_work(subtests, tmp_path):
+def test_users_peak_survives_every_kind_of_guarded_work(subtests, tmp_path):
     for work in [split, loop, mapped]:
         with subtests.test(work=work), limit_memory("16 MiB", caching_allocator=True) as device:
             loaded = torch.zeros(15 * MIB // 4)

@@ -31,7 +31,7 @@ def answer(generate):
     return generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=2, do_sample=False)
 
 
-def test_a_bound_method_is_pickled_and_copied_under_and_after_a_guard(subtests, model):
+def test_bound_method_pickles_and_copies_under_and_after_a_guard(subtests, model):
     whole = answer(model.generate)
     with oomguard.guard():
         under = pickle.dumps(model.generate), copy.copy(model.generate), copy.deepcopy(model)

@@ -57,7 +57,7 @@ def changes(g):
     return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
 
 
-def test_without_permission_a_prompt_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(
+def test_prompt_is_not_cut_without_permission(
     llama,
 ):
     with (
@@ -83,7 +83,7 @@ def test_what_changes_no_output_comes_before_it(llama):
     assert "truncate_prompt_tokens" not in changes(g)
 
 
-def test_the_answer_is_that_to_the_last_tokens_of_the_prompt_and_stands_behind_the_whole_one(llama):
+def test_answer_continues_from_the_prompts_last_tokens(llama):
     ids = ids_of()
     with (
         limit_memory(capacity_of(llama)),

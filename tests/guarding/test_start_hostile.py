@@ -70,9 +70,7 @@ def test_of_failed_starts_nothing_is_left(program, tmp):
     assert "leaked shared_memory" not in ran.stderr
 
 
-def test_a_worker_that_an_engine_in_this_process_leaves_is_ended_and_no_child_of_the_programs_own(
-    program, tmp
-):
+def test_left_worker_of_an_inner_engine_is_ended_and_no_child(program, tmp):
     ran = program(
         f"""{LEFT}
     import subprocess
@@ -110,12 +108,12 @@ def test_an_odd_environment_is_no_hindrance_and_stays_as_it_was(program):
     assert process.startswith("EngineCore pid=")
 
 
-def test_an_engine_in_this_process_fails_with_its_own_error_and_is_started_again(program):
+def test_engine_in_this_process_restarts_after_its_error(program):
     ran = program(START, VLLM_ENABLE_V1_MULTIPROCESSING="0", check=False)
     assert FITS.replace("RuntimeError", "ValueError") in ran.stdout
 
 
-def test_where_nobody_can_be_heard_what_is_printed_tells_the_cause(program):
+def test_printed_text_gives_the_cause_without_a_listener(program):
     ran = program("""
     import tempfile
     def main():
@@ -129,7 +127,7 @@ def test_where_nobody_can_be_heard_what_is_printed_tells_the_cause(program):
     assert "EngineCore failed to start." in ran.stdout
 
 
-def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_started_again(program):
+def test_failed_core_that_waits_forever_is_ended_and_restarted(program):
     ran = program(
         """
     def main():
@@ -148,7 +146,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_for_ever_is_ended_and_start
     assert "The engine failed and does not end" in ran.stderr
 
 
-def test_a_start_that_hangs_is_ended_in_time_with_vllms_own_exception(program):
+def test_hanging_start_is_ended_with_vllms_own_exception(program):
     ran = program(
         """
     def main():
@@ -192,7 +190,7 @@ def test_a_process_that_is_killed_is_told_with_its_signal(program):
     assert attempts == [[1, [], "RuntimeError"]]
 
 
-def test_a_failure_of_something_else_is_left_as_it_is_although_memory_was_short_before(program):
+def test_other_failure_is_unchanged_after_a_memory_failure(program):
     ran = program(
         """
     def main():
@@ -210,7 +208,7 @@ def test_a_failure_of_something_else_is_left_as_it_is_although_memory_was_short_
     assert is_silent
 
 
-def test_a_changed_start_that_fails_of_something_else_does_not_hide_the_first_failure(program):
+def test_later_failure_of_another_kind_does_not_hide_the_first(program):
     ran = program("""
     def main():
         change = lambda patch: os.environ.update(FAKE_DIES="other")
@@ -226,7 +224,7 @@ def test_a_changed_start_that_fails_of_something_else_does_not_hide_the_first_fa
     assert len(attempts) == 2
 
 
-def test_ctrl_c_while_the_engine_starts_ends_it_and_leaves_nothing(program, tmp):
+def test_ctrl_c_while_the_engine_starts_leaves_nothing(program, tmp):
     ran = program(
         f"""{LEFT}
     import signal
@@ -255,7 +253,7 @@ def test_ctrl_c_while_the_engine_starts_ends_it_and_leaves_nothing(program, tmp)
     assert json.loads(ran.stdout.splitlines()[-1]) == [0, ["MainThread"], [], []]
 
 
-def test_a_program_that_is_no_file_starts_its_engine_as_one_that_is(program):
+def test_program_that_is_no_file_starts_its_engine_too(program):
     assert FITS in program(START, is_file=False).stdout
 
 

@@ -28,7 +28,7 @@ def run():
     return oomguard.guard(batch="rows")(work.__wrapped__)
 
 
-def test_a_function_tells_of_its_last_call_that_ran_out_of_memory(run):
+def test_function_reports_its_last_call_out_of_memory(run):
     assert (run.attempts, run.diagnosis) == ((), None)
     with limit_memory("20 MiB"):
         run(list(range(64)))
@@ -97,7 +97,7 @@ def test_a_guarded_thread_and_one_without_any_guard_say_nothing(subtests, monkey
 NEW_WORDS = "arena grow failed: out of device memory on accelerator 0"
 
 
-def test_an_exception_in_new_words_is_explained_and_nothing_is_tried_for_it():
+def test_exception_in_new_words_is_explained_without_a_retry():
     calls = []
 
     @oomguard.guard(batch="rows")

@@ -52,7 +52,7 @@ def half(call):
     return whole, int(0.6 * device.peak_bytes)
 
 
-def test_models_that_hold_each_image_against_each_text_are_not_split(subtests):
+def test_models_that_match_images_with_texts_are_not_split(subtests):
     for name, reason in (
         ("CLIPModel", "logits_per_image has an entry for each pair of rows"),
         ("OwlViTForObjectDetection", "it takes mm over all rows"),

@@ -30,7 +30,7 @@ def guarded_calls(function, rows, memory="1 MiB"):
     return sizes, "".join(caught.value.__notes__)
 
 
-def test_a_step_that_fails_in_its_forward_is_not_applied_in_parts(model):
+def test_step_that_fails_in_its_forward_is_not_applied_in_parts(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()
 
@@ -56,7 +56,7 @@ def test_a_step_that_fails_in_its_backward_is_not_run_again(model):
     assert guarded_calls(train, torch.randn(16, 8))[0] == [16]
 
 
-def test_a_helper_that_trains_later_is_stopped_before_anything_is_applied(model):
+def test_helper_that_trains_later_is_stopped_before_a_change(model):
     def apply(rows):
         model(rows).sum().backward()
 
@@ -98,7 +98,7 @@ def test_a_forward_without_gradients_is_split(subtests, model):
             check(mode)
 
 
-def test_the_locals_of_the_failure_are_let_go_after_they_were_looked_at(model):
+def test_failure_locals_are_released_after_reading(model):
     import weakref
 
     kept = []

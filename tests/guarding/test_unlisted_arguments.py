@@ -47,7 +47,7 @@ HALVES = {
 }
 
 
-def test_a_call_that_does_more_with_them_is_raised_without_a_line_to_paste(subtests):
+def test_call_that_uses_rows_otherwise_has_no_line_to_paste(subtests):
     def check(change):
         call = own(change)
 

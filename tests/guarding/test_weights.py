@@ -61,7 +61,7 @@ def changes(g):
     return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
 
 
-def test_layers_that_do_not_fit_wait_on_the_host_and_the_model_answers_alike(checkpoint):
+def test_layers_on_the_host_give_the_same_answers(checkpoint):
     (folder, size), share = checkpoint, 0.6
     whole = tokens(loaded(folder))
     with limit_memory(int(share * size)) as device, oomguard.guard() as g:
@@ -78,7 +78,7 @@ def test_layers_that_do_not_fit_wait_on_the_host_and_the_model_answers_alike(che
     assert g.attempts[1].patches[0].effect.name == "REDUCES_CAPACITY"
 
 
-def test_what_stays_on_the_device_is_within_the_bytes_that_were_solved(plain):
+def test_bytes_that_stay_on_the_device_are_within_the_solution(plain):
     folder, size = plain
     with limit_memory(int(0.7 * size)) as device, oomguard.guard() as g:
         model = loaded(folder)
@@ -189,7 +189,7 @@ def test_a_pipeline_loads_its_model_under_the_guard(plain, tmp_path):
     assert "weights_on_device_bytes" in changes(g)
 
 
-def test_a_model_that_is_moved_there_keeps_layers_on_the_host_where_that_is_permitted(plain):
+def test_moved_model_keeps_layers_on_the_host_if_permitted(plain):
     folder, size = plain
     model = loaded(folder)
     whole = tokens(model)

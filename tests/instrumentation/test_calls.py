@@ -52,7 +52,7 @@ def test_a_call_is_a_row_with_its_size_and_the_devices_own_peak(model):
     assert len(result) == 6
 
 
-def test_the_outermost_call_is_the_row_and_each_forward_of_a_loop_of_ones_own(model):
+def test_outermost_call_is_the_row_and_each_forward_of_a_loop(model):
     with oomguard.watch() as seen, torch.inference_mode():
         generate(model)
         for _ in range(2):
@@ -64,7 +64,7 @@ def test_the_outermost_call_is_the_row_and_each_forward_of_a_loop_of_ones_own(mo
     ]
 
 
-def test_rows_of_several_calls_have_their_own_peaks_and_the_watch_the_largest(model):
+def test_rows_of_several_calls_keep_their_own_peaks(model):
     with limit_memory("4 GiB") as device, oomguard.watch() as seen:
         generate(model, 6)
         large = device.peak_bytes
@@ -77,7 +77,7 @@ def test_rows_of_several_calls_have_their_own_peaks_and_the_watch_the_largest(mo
     assert second.use.peak_bytes == small < large
 
 
-def test_a_device_that_is_entered_inside_is_seen_with_all_that_it_counted(model):
+def test_inner_device_shows_all_that_it_counted(model):
     expected = peak_of(lambda: generate(model))
     with oomguard.watch() as seen, limit_memory("4 GiB"):
         generate(model)
@@ -86,9 +86,7 @@ def test_a_device_that_is_entered_inside_is_seen_with_all_that_it_counted(model)
     assert (use.before_bytes, use.peak_bytes, use.after_bytes) == (None, expected, None)
 
 
-def test_a_guard_inside_or_around_splits_the_call_and_its_attempts_stand_in_the_row(
-    subtests, model
-):
+def test_nested_guard_splits_and_its_attempts_join_the_row(subtests, model):
     def check(watch_first):
         capacity = int(peak_of(lambda: generate(model)) * 0.7)
         whole = generate(model)

@@ -16,7 +16,7 @@ def by_name(uses):
     return {f"{use.device} {use.what}": use for use in uses}
 
 
-def test_cudas_counters_are_seen_with_their_exact_peaks_and_limits(cuda):
+def test_cuda_counters_show_exact_peaks_and_limits(cuda):
     cuda.allocate(GIB)
     with oomguard.watch(sample_every_s=60) as seen:
         cuda.allocate(3 * GIB)
@@ -46,7 +46,7 @@ def test_a_peak_before_the_watch_is_none_of_it(cuda):
     assert by_name(seen.uses)["cuda:0 allocated"].peak_bytes == 2 * GIB
 
 
-def test_the_peak_of_an_outer_watch_stands_though_inner_ones_and_a_guard_measure_theirs_anew(cuda):
+def test_outer_watch_keeps_its_peak_despite_inner_ones(cuda):
     with oomguard.watch(sample_every_s=60) as outer:
         cuda.allocate(4 * GIB)
         cuda.allocate(-4 * GIB)
@@ -83,7 +83,7 @@ def test_nvml_tells_this_process_and_the_others_apart(driver):
     assert "GPU 1 in use" in found
 
 
-def test_where_torch_works_on_a_device_nvmls_figures_stand_under_its_name(cuda, driver):
+def test_nvml_figures_are_under_the_name_of_torchs_device(cuda, driver):
     cuda.allocate(GIB)
     with oomguard.watch(sample_every_s=60) as seen:
         pass
@@ -97,7 +97,7 @@ def test_where_torch_works_on_a_device_nvmls_figures_stand_under_its_name(cuda, 
     assert not [use for use in seen.uses if use.device.startswith("GPU")]
 
 
-def test_in_a_container_whose_ids_are_not_nvmls_only_the_sum_is_known(driver, monkeypatch):
+def test_only_the_sum_is_known_in_a_container_with_other_pids(driver, monkeypatch):
     monkeypatch.setattr("oomguard.instrumentation.readings.sees_host_pids", lambda: False)
     with oomguard.watch(sample_every_s=60) as seen:
         pass
@@ -114,15 +114,13 @@ def test_a_size_that_the_driver_hides_leaves_whose_it_is_unknown(driver):
     assert [use.what for use in seen.uses if use.device == "GPU 0"] == ["in use"]
 
 
-def test_a_driver_that_fails_meanwhile_costs_samples_and_nothing_else(driver):
+def test_failing_driver_costs_only_samples(driver):
     with oomguard.watch(sample_every_s=0.01) as seen:
         driver.nvmlDeviceGetMemoryInfo = None
     assert [use.device for use in seen.uses if use.after_bytes is not None] == ["host"]
 
 
-def test_after_an_error_of_cudas_own_its_counters_are_unknown_and_the_exception_goes_through(
-    cuda, monkeypatch
-):
+def test_cuda_error_makes_counters_unknown_and_passes_through(cuda, monkeypatch):
     def fails(_index):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
@@ -141,7 +139,7 @@ def test_after_an_error_of_cudas_own_its_counters_are_unknown_and_the_exception_
     assert (seen.timeline.error, seen.rows[0].error) == ("ValueError", "ValueError")
 
 
-def test_a_mistake_in_the_watch_is_logged_and_takes_the_place_of_nothing(monkeypatch, caplog):
+def test_error_in_the_watch_is_logged_and_replaces_nothing(monkeypatch, caplog):
     def fails(_self):
         raise TypeError("ours")
 

@@ -11,7 +11,7 @@ from oomguard.instrumentation.sampler import MOST_SAMPLES, Samples
 HOST = Counter("host", "resident")
 
 
-def test_a_long_night_keeps_a_bounded_number_of_samples_and_every_peak():
+def test_long_run_keeps_bounded_samples_and_every_peak():
     samples = Samples()
     for i in range(40_000):
         samples.add(float(i), {HOST: 10**6 if i in {7, 33_333} else i})
@@ -24,7 +24,7 @@ def test_a_long_night_keeps_a_bounded_number_of_samples_and_every_peak():
 
 
 @given(values=st.lists(st.integers(0, 2**40), min_size=1, max_size=200), most=st.integers(2, 16))
-def test_however_samples_are_thinned_their_peak_their_end_and_their_order_stay(values, most):
+def test_thinned_samples_keep_peak_end_and_order(values, most):
     samples = Samples(most=most)
     for i, value in enumerate(values):
         samples.add(float(i), {HOST: value})

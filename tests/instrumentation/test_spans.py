@@ -34,7 +34,7 @@ def test_a_span_is_used_once_and_says_so_when_it_is_used_again():
     assert (ran, [row.what for row in seen.rows]) == ([1], ["papers"])
 
 
-def test_a_span_as_a_decorator_has_a_row_for_each_call_and_raises_what_the_function_raises():
+def test_span_decorator_has_a_row_per_call_and_reraises():
     with oomguard.watch() as seen:
 
         @seen.span("half")
@@ -55,7 +55,7 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "oomguard"]
 
 
-def test_spans_and_marks_after_the_watch_has_ended_run_and_the_first_of_each_is_a_warning(caplog):
+def test_late_spans_and_marks_run_and_warn_once(caplog):
     with oomguard.watch() as seen:
         pass
     ran = []
@@ -74,7 +74,7 @@ def test_spans_and_marks_after_the_watch_has_ended_run_and_the_first_of_each_is_
     )
 
 
-def test_a_mark_before_the_watch_begins_is_a_warning_and_one_in_a_watch_that_is_entered_again_is_noted(
+def test_mark_outside_a_watch_warns_and_reentered_watch_is_noted(
     caplog,
 ):
     seen = oomguard.watch()
@@ -88,7 +88,7 @@ def test_a_mark_before_the_watch_begins_is_a_warning_and_one_in_a_watch_that_is_
     assert len(warnings_of(caplog)) == 1
 
 
-def test_a_function_that_a_span_decorates_gives_its_result_after_the_watch_and_raises_what_it_raises(
+def test_span_decorator_keeps_result_and_exception(
     caplog,
 ):
     with oomguard.watch() as seen:
@@ -103,14 +103,14 @@ def test_a_function_that_a_span_decorates_gives_its_result_after_the_watch_and_r
     assert len(warnings_of(caplog)) == 1
 
 
-def test_nothing_is_told_of_spans_and_marks_while_oomguard_is_turned_off(monkeypatch, caplog):
+def test_disabled_oomguard_reports_no_spans_or_marks(monkeypatch, caplog):
     monkeypatch.setenv("OOMGUARD_DISABLE", "1")
     with oomguard.watch() as seen, seen.span("work"):
         seen.mark("moment")
     assert warnings_of(caplog) == []
 
 
-def test_a_label_that_cannot_be_text_takes_the_place_of_nothing_after_the_watch():
+def test_label_that_cannot_be_text_replaces_no_exception():
     class Mute:
         def __str__(self) -> str:
             raise ValueError("no text")

@@ -38,7 +38,7 @@ def test_the_hosts_memory_is_seen_before_at_most_and_after():
     assert use.after_bytes < use.before_bytes + 32 * MIB
 
 
-def test_a_watch_loads_no_torch_and_nothing_heavy_and_leaves_no_thread():
+def test_watch_loads_no_torch_and_leaves_no_thread():
     code = (
         "import sys, threading, oomguard\n"
         "with oomguard.watch(sample_every_s=0.01) as seen: x = bytearray(1000)\n"
@@ -49,7 +49,7 @@ def test_a_watch_loads_no_torch_and_nothing_heavy_and_leaves_no_thread():
     assert ran.stdout.strip() == "[] 1"
 
 
-def test_one_thread_samples_for_all_watches_and_ends_with_the_last():
+def test_one_thread_samples_for_all_watches():
     with oomguard.watch(sample_every_s=0.01) as outer:
         with oomguard.watch(sample_every_s=0.01) as inner:
             assert threads() == ["oomguard-watch"]
@@ -59,7 +59,7 @@ def test_one_thread_samples_for_all_watches_and_ends_with_the_last():
     assert len(outer.timeline.samples) >= len(inner.timeline.samples) >= 5
 
 
-def test_an_exception_goes_through_as_it_is_and_the_report_is_there():
+def test_exception_passes_unchanged_and_the_report_exists():
     error = ValueError("mine")
     with (
         pytest.raises(ValueError, match="mine") as caught,
@@ -88,7 +88,7 @@ def test_a_span_is_a_row_and_a_mark_a_moment():
     assert mark.label == "loaded"
 
 
-def test_a_decorated_function_has_a_row_for_each_call_and_keeps_what_it_gives():
+def test_decorated_function_has_a_row_per_call_and_its_result():
     @oomguard.watch
     def double(x: int) -> int:
         """Twice as much."""
@@ -132,7 +132,7 @@ def test_coroutines_and_generators_are_watched_while_they_run():
     assert (count.seen.timeline.error, stream.seen.timeline.error) == ("", "")
 
 
-def test_the_thread_stays_between_the_steps_of_a_generator_and_ends_soon_after():
+def test_thread_stays_between_generator_steps_and_ends_after():
     @oomguard.watch(sample_every_s=0.01)
     def count():
         yield from range(20)
@@ -179,7 +179,7 @@ def test_any_callable_is_watched_under_a_name_of_its_own():
     assert [row.kind for row in served.seen.rows] == ["function"]
 
 
-def test_what_was_seen_shows_itself_masked_and_the_watch_in_one_line():
+def test_watch_shows_masked_calls_and_itself_in_one_line():
     with oomguard.watch() as seen, seen.span("token=hf_abcdefghijklmnopqrstuvwxyz012345"):
         pass
     assert "Sample(seconds=" in repr(seen.timeline)
@@ -249,7 +249,7 @@ def test_a_fork_inside_a_watch_watches_for_itself():
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_fork_inside_a_watch_sees_its_own_memory_not_that_of_its_parent():
+def test_fork_inside_a_watch_sees_only_its_own_memory():
     with oomguard.watch(sample_every_s=60) as seen:
         child = os.fork()
         if child == 0:
@@ -264,7 +264,7 @@ def test_a_fork_inside_a_watch_sees_its_own_memory_not_that_of_its_parent():
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_fork_while_the_sampler_has_a_watchs_lock_does_not_hang():
+def test_fork_while_the_sampler_holds_a_lock_does_not_hang():
     held, done = threading.Event(), threading.Event()
 
     def hold(watch):

@@ -51,7 +51,7 @@ def of(uses, counter):
     return use
 
 
-def test_peaks_are_torchs_own_for_each_call_and_for_the_whole_watch(model, told):
+def test_peaks_are_torchs_own_per_call_and_per_watch(model, told):
     generate(model)
     torch.cuda.empty_cache()
     gc.collect()

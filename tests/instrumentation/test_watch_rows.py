@@ -23,7 +23,7 @@ def test_rows_are_the_same_whenever_they_are_asked_for():
     assert once.all()[7].uses == (MemoryUse("host", "resident", 7, 14, 8, sampled=True),)
 
 
-def test_calls_beyond_a_number_are_added_up_but_those_that_failed():
+def test_calls_beyond_a_limit_are_summed_except_failed_ones():
     rows = Rows()
     for i in range(MOST_ROWS + 5):
         rows.add(ended(float(i), {CUDA: 10}, {CUDA: 100 + i}, {CUDA: i}))

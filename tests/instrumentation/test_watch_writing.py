@@ -25,7 +25,7 @@ except UsageError as error:
 """
 
 
-def test_where_there_is_no_room_the_old_file_stays_and_the_hint_asks_for_room(tmp_path):
+def test_full_disk_keeps_the_old_file_and_hints_at_room(tmp_path):
     (tmp_path / "old.csv").write_text("old")
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(

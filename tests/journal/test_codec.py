@@ -83,7 +83,7 @@ def test_a_patch_is_read_back_as_it_was_written(old, new, effect, blocked):
         | st.just({}),
     )
 )
-def test_an_object_of_another_version_is_read_as_far_as_it_is_known(row):
+def test_object_of_another_version_is_read_as_far_as_known(row):
     assert patch_of(row).setting == (
         row.get("setting") if isinstance(row.get("setting"), str) else ""
     )

@@ -63,7 +63,7 @@ def writer() -> Iterator[subprocess.Popen[str]]:
         running.kill()
 
 
-def test_it_has_a_session_of_its_own_none_of_the_runs_descriptors_and_shows_no_password(writer):
+def test_helper_has_its_own_session_and_shows_no_password(writer):
     (pid,) = deliverers(writer.pid)
     command, environment = (
         Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")
@@ -120,7 +120,7 @@ def test_what_a_run_wrote_just_before_it_was_killed_is_delivered(database: str):
         assert [past.session for past in past_runs(connection, RunQuery())] == ["s"]
 
 
-def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(
+def test_short_run_leaves_old_outbox_rows_to_the_delivery(
     database: str,
 ):
     for session in ("one", "two"):
@@ -164,7 +164,7 @@ def test_it_delivers_whole_lines_and_notes_how_far(database: str, tmp_path: Path
     outbox.close(is_delivered=True)
 
 
-def test_what_is_written_after_a_delivery_is_delivered_without_another_write(database: str):
+def test_late_rows_are_delivered_without_another_write(database: str):
     journal = SharedJournal(JournalUrl(database))
     begun = [journal.begin(AttemptRow("s", number, ["x"], {}, [])) for number in (1, 2, 3)]
 

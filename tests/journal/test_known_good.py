@@ -66,7 +66,7 @@ def known(journal: Journal) -> list[KnownGood]:
         return known_to_work(database)
 
 
-def test_changes_that_held_are_counted_beside_those_times_that_they_failed(journal: Journal):
+def test_successful_changes_are_counted_next_to_failures(journal: Journal):
     write(journal, "a", (None, 1, True), (0.8, 0, False))
     write(journal, "b", (0.8, 0, False))
     write(journal, "c", (0.8, 1, True), (0.7, 0, False))
@@ -92,7 +92,7 @@ def test_changes_that_held_are_counted_beside_those_times_that_they_failed(journ
         (137, 1792, False),
     ],
 )
-def test_a_server_that_was_stopped_held_where_its_engine_had_told_what_it_got(
+def test_stopped_server_counts_as_success_if_its_engine_started(
     journal, status, measured, is_known
 ):
     write(journal, "a", (None, status, False), measured=measured)
@@ -121,7 +121,7 @@ def test_a_run_that_is_forgotten_is_not_known(journal: Journal):
     assert [one.settings for one in known(journal)] == [{"gpu_memory_utilization": 0.8}]
 
 
-def test_the_last_run_tells_what_changed_from_the_value_before_any_change_at_the_highest_cost_on_the_way(
+def test_last_run_shows_the_change_from_the_original_value(
     journal: Journal,
 ):
     write(journal, "a", (None, 1, True), (0.8, 1, True), (0.85, 0, False))
@@ -141,9 +141,7 @@ def test_the_last_run_tells_what_changed_from_the_value_before_any_change_at_the
 @pytest.mark.parametrize(
     "ran", [RunIdentity("vllm", None, None, "H100"), RunIdentity(None, None, None, "H100"), None]
 )
-def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each_version(
-    journal: Journal, ran
-):
+def test_failure_of_unknown_version_counts_for_every_version(journal: Journal, ran):
     write(journal, "a", (0.8, 0, False))
     write(journal, "b", (0.8, 1, True), ran=ran)
 
@@ -169,9 +167,7 @@ def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
         ("API_KEY=***", True, True),
     ],
 )
-def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_known(
-    journal, word, told, is_known
-):
+def test_overmasked_command_is_not_a_known_command(journal, word, told, is_known):
     begun = journal.begin(AttemptRow("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
     journal.end(begun, exit_status=0, incident=None, measured={})
 

@@ -30,7 +30,7 @@ def test_a_run_is_alive_until_it_releases_its_lock():
     assert is_alive(session, HERE) is False
 
 
-def test_the_death_of_its_process_releases_it_though_its_command_lives():
+def test_death_of_its_process_releases_it():
     session = uuid.uuid4().hex
     holding = [sys.executable, "-c", HOLDER, session]
     with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -45,6 +45,6 @@ def test_the_death_of_its_process_releases_it_though_its_command_lives():
             os.kill(command, signal.SIGKILL)
 
 
-def test_of_another_machine_and_of_one_without_a_name_nothing_is_known():
+def test_nothing_is_known_of_unnamed_or_other_machines():
     session = uuid.uuid4().hex
     assert (is_alive(session, f"not-{HERE}"), is_alive(session, None)) == (None, None)

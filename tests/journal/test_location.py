@@ -61,14 +61,14 @@ def test_a_url_may_name_several_hosts(url: str, hosts: list[tuple[str, str]]):
 
 
 @pytest.mark.parametrize("netloc", ["db:port", f"ann:{SECRET}/x@db", "[::1", "a:1:2"])
-def test_a_url_that_cannot_be_read_is_a_mistake_before_anything_runs(netloc: str):
+def test_unreadable_url_is_an_error_before_anything_runs(netloc: str):
     with pytest.raises(UsageError, match="cannot read its host and port") as caught:
         parse_location(f"postgresql://{netloc}/team")
     assert SECRET not in str(caught.value)
     assert "%40" in str(caught.value.hint)
 
 
-def test_what_waits_for_a_database_has_one_name_whoever_writes_and_another_for_another_database():
+def test_outbox_has_one_name_per_database():
     def name(url: str) -> str:
         return JournalUrl(url).outbox.name
 
@@ -85,14 +85,14 @@ def test_what_waits_for_a_database_has_one_name_whoever_writes_and_another_for_a
 
 
 @pytest.mark.parametrize("end", ["", "-wal", "-shm", "-journal"])
-def test_a_journal_of_any_schema_and_what_sqlite_has_beside_it_is_one(tmp_path: Path, end: str):
+def test_journal_of_any_schema_with_sqlite_files_is_recognized(tmp_path: Path, end: str):
     Journal(tmp_path / "new name")
     shutil.copy(OLD, tmp_path / "old")
     assert is_journal_file(f"{tmp_path / 'new name'}{end}")
     assert is_journal_file(f"{tmp_path / 'old'}{end}")
 
 
-def test_a_journal_in_which_somebody_writes_is_one_and_stays_as_it_is(tmp_path: Path):
+def test_journal_being_written_is_recognized_and_unchanged(tmp_path: Path):
     Journal(path := tmp_path / "j")
     before = path.read_bytes()
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:

@@ -59,7 +59,7 @@ def rows_left(folder: Path) -> list[dict[str, object]]:
         return [row for _path, fd in files for row in read_from(fd, 0)[0]]
 
 
-def test_records_are_read_back_as_they_were_written_but_for_what_json_cannot_hold(tmp_path: Path):
+def test_records_are_read_back_as_written_within_json(tmp_path: Path):
     outbox = Outbox(tmp_path, "s")
     outbox.begin(RECORD)
     outbox.end(RECORD, ENDED)
@@ -74,7 +74,7 @@ def test_records_are_read_back_as_they_were_written_but_for_what_json_cannot_hol
     assert outbox.path.stat().st_mode & 0o077 == 0
 
 
-def test_what_a_writer_wrote_that_was_killed_is_left_behind_whole(tmp_path: Path):
+def test_killed_writers_data_is_left_whole(tmp_path: Path):
     killed = subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], check=False)
 
     assert killed.returncode == -9
@@ -89,7 +89,7 @@ def test_a_file_whose_writer_lives_is_nobody_elses(tmp_path: Path):
     assert len(rows_left(tmp_path)) == 1
 
 
-def test_a_file_that_was_taken_away_as_empty_while_its_writer_came_is_made_again(tmp_path: Path):
+def test_file_removed_as_empty_is_recreated_for_its_writer(tmp_path: Path):
     (tmp_path / "s.jsonl").touch()
     with abandoned_outboxes(tmp_path) as files:
         path, _fd = next(files)
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_no_half_line():
     os.close(outbox.fd)
 
 
-def test_how_far_a_file_is_delivered_is_noted_until_it_is_removed(tmp_path: Path):
+def test_delivery_position_of_a_file_is_kept_until_removal(tmp_path: Path):
     outbox = Outbox(tmp_path, "s")
     assert delivered_of(outbox.path, outbox.fd) == 0
     outbox.begin(RECORD)

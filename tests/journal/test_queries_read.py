@@ -70,7 +70,7 @@ def runs(journal: Journal, limit: int | None = None, **asked: object) -> list[Pa
         return past_runs(database, RunQuery(**asked), limit=limit)  # type: ignore[arg-type]
 
 
-def test_the_newest_run_is_first_and_the_limit_leaves_older_ones_out(journal: Journal):
+def test_newest_run_is_first_and_the_limit_drops_older_ones(journal: Journal):
     for i in range(5):
         write(journal, f"s{i}", (0, False))
 
@@ -150,18 +150,14 @@ def test_there_is_no_run_of_another_number(journal: Journal):
 
 
 @given(text=st.text(min_size=1, max_size=12))
-def test_any_text_that_is_searched_for_finds_the_command_that_is_that_text(
-    tmp_path_factory, text: str
-):
+def test_searched_text_finds_the_command_with_that_text(tmp_path_factory, text: str):
     journal = Journal(tmp_path_factory.mktemp("journal") / "j")
     write(journal, "s", (0, False), command=("run", text))
 
     assert [run.command for run in runs(journal, command=text)] == [("run", text)]
 
 
-def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(
-    journal: Journal, monkeypatch
-):
+def test_runs_are_read_in_pages_without_locking_others_out(journal: Journal, monkeypatch):
     monkeypatch.setattr("oomguard.journal.queries.MOST_VALUES", 2)
     for i in range(5):
         write(journal, f"s{i}", (0, False))
@@ -185,7 +181,7 @@ def test_runs_that_failed_are_found_beside_one_of_more_attempts(journal: Journal
     assert [run.number for run in runs(journal, failed=True)] == [3, 1]
 
 
-def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(journal: Journal):
+def test_attempt_followed_by_another_failed_whatever_its_status(journal: Journal):
     """One that hung and was ended says 0 or 143."""
     write(journal, "s", (0, False), (143, False), (137, False), (0, False))
     assert [past.result for past in runs(journal)[0].attempts] == [
@@ -197,7 +193,7 @@ def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(jou
 
 
 @pytest.mark.parametrize("status", [0, 143])
-def test_one_that_was_ended_since_it_hung_failed_whatever_its_status(journal: Journal, status: int):
+def test_attempt_ended_for_a_hang_failed_whatever_its_status(journal: Journal, status: int):
     begun = journal.begin(AttemptRow("s", 1, ["vllm", "serve", "m"], {}, []))
     journal.end(
         begun, exit_status=status, incident=None, measured={"x": 1}, error="the server hangs: x"
@@ -295,7 +291,7 @@ def test_what_is_no_journal_is_told_with_a_way_out(
     assert hint in str(error.hint)
 
 
-def test_a_journal_that_is_locked_is_told_and_not_waited_for_without_end(tmp_path: Path):
+def test_locked_journal_is_reported_and_waited_for_briefly(tmp_path: Path):
     Journal(tmp_path / "j")
     with contextlib.closing(sqlite3.connect(tmp_path / "j")) as writer:
         writer.execute("BEGIN EXCLUSIVE")

@@ -84,9 +84,7 @@ def left(shared: JournalUrl) -> list[Path]:
     return waiting(shared.outbox)
 
 
-def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_waits(
-    shared: JournalUrl, tmp_path: Path
-):
+def test_written_rows_are_in_the_database_at_the_end(shared: JournalUrl, tmp_path: Path):
     written(shared, "s", fails=True, who="ann", host="node7", at=time.time())
     (run,) = runs(shared, number=1)
     write(Journal(tmp_path / "j"), "s", fails=True, who="ann", host="node7", at=run.began_at)
@@ -100,9 +98,7 @@ def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_wai
     assert left(shared) == []
 
 
-def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delivers(
-    shared: JournalUrl, postgresql: Any
-):
+def test_missing_database_is_reported_and_delivered_later(shared: JournalUrl, postgresql: Any):
     postgresql.stop()
     try:
         journal = SharedJournal(shared)
@@ -164,9 +160,7 @@ def test_what_is_delivered_again_is_there_once(shared: JournalUrl):
     assert (len(run.attempts), run.result) == (1, "ran")
 
 
-def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(
-    shared: JournalUrl, postgresql: Any
-):
+def test_no_attempt_is_lost_or_doubled_when_processes_die(shared: JournalUrl, postgresql: Any):
     returned = {}
     for session in ("a", "b"):
         command = [sys.executable, "-c", WRITER, shared.url, session]
@@ -198,7 +192,7 @@ def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(
         assert len(numbers) - last in (0, 1)  # one whose call had not returned may be there too
 
 
-def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits(
+def test_database_of_a_newer_version_is_untouched_and_data_waits(
     shared: JournalUrl, postgresql: Any
 ):
     written(shared, "s")
@@ -256,9 +250,7 @@ def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: JournalUrl
     ],
     ids=["run", "no_column", "version", "other_migrations"],
 )
-def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(
-    shared: JournalUrl, postgresql: Any, tables: str
-):
+def test_schema_of_another_program_is_no_journal(shared: JournalUrl, postgresql: Any, tables: str):
     database = shared.url.rpartition("/")[2]
     postgresql.sql(database, f"CREATE SCHEMA oomguard; CREATE TABLE oomguard.{tables}")
     theirs = "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relnamespace = 'oomguard'::regnamespace"
@@ -331,7 +323,7 @@ def test_reading_permits_no_writing(shared: JournalUrl):
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
-def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
+def test_times_of_a_host_with_a_wrong_clock_are_the_databases(
     shared: JournalUrl, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ):
     now = time.time()
@@ -349,7 +341,7 @@ def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
     assert run.seconds == pytest.approx(10.0)
 
 
-def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_delivered_last(
+def test_later_failures_are_ordered_by_the_databases_clock(
     shared: JournalUrl,
 ):
     for session, fails, at in (
@@ -369,9 +361,7 @@ def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_deliver
         assert [known.has_failed_since for known in known_to_work(database)] == [True]
 
 
-def test_the_same_questions_have_the_same_answers_in_both_databases(
-    shared: JournalUrl, tmp_path: Path
-):
+def test_same_questions_have_equal_answers_in_both_databases(shared: JournalUrl, tmp_path: Path):
     journal = Journal(tmp_path / "j")
     for i in range(6):
         for to in (journal, SharedJournal(shared)):
@@ -398,7 +388,7 @@ def test_the_same_questions_have_the_same_answers_in_both_databases(
         assert told[0] == told[1], asked
 
 
-def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(
+def test_run_that_cannot_write_locally_is_an_input_error(
     shared: JournalUrl, tmp_path: Path, monkeypatch
 ):
     (tmp_path / "file").touch()

@@ -55,7 +55,7 @@ def test_migrations_lead_to_the_schema_of_this_version():
     assert [number for number, _ in migrations("postgresql", 0)][-1] == SCHEMA_VERSION
 
 
-def test_a_journal_of_each_older_schema_keeps_every_attempt_and_has_its_runs(tmp_path: Path):
+def test_older_journal_keeps_every_attempt_and_its_runs(tmp_path: Path):
     before = ask(OLD, f"SELECT {OLD_COLUMNS} FROM attempt ORDER BY id")
     assert len(before) == 6
     for schema in range(1, SCHEMA_VERSION):
@@ -113,7 +113,7 @@ def test_an_old_journal_can_be_written(old: Path):
     ]
 
 
-def test_an_older_oomguard_that_still_runs_writes_attempts_that_have_a_run(old: Path):
+def test_older_running_version_writes_attempts_with_a_run(old: Path):
     Journal(old)
     with contextlib.closing(sqlite3.connect(old)) as database, database:
         database.execute(
@@ -151,7 +151,7 @@ def test_a_file_is_migrated_once(old: Path):
     assert old.read_bytes() == before
 
 
-def test_a_newer_journal_is_refused_with_both_versions_and_stays_as_it_is(tmp_path: Path):
+def test_newer_journal_is_refused_with_both_versions(tmp_path: Path):
     Journal(tmp_path / "j")
     with contextlib.closing(sqlite3.connect(tmp_path / "j")) as database, database:
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")

@@ -61,7 +61,7 @@ def test_a_record_is_read_back_as_it_was_written(journal):
     assert before <= record.started_at <= record.ended_at <= time.time()
 
 
-def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_no_other_run(
+def test_end_of_a_removed_run_is_written_to_no_other_run(
     journal,
 ):
     ours, theirs = Journal(journal.path), Journal(journal.path)
@@ -82,7 +82,7 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_n
         ]
 
 
-def test_a_later_attempt_of_a_run_that_was_removed_still_tells_whose_it_is(journal):
+def test_later_attempt_of_a_removed_run_still_names_its_owner(journal):
     begun = journal.begin(
         AttemptRow("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7")
     )
@@ -164,7 +164,7 @@ def test_runs_have_numbers_without_gaps_whatever_their_attempts(journal):
         ]
 
 
-def test_what_is_known_of_a_run_stays_if_a_later_attempt_does_not_say_it(journal):
+def test_known_facts_of_a_run_survive_a_silent_attempt(journal):
     for number, ran in (
         (1, RunIdentity("vllm", "0.33.0", None, "H100")),
         (2, RunIdentity("vllm", None, "./m", None)),

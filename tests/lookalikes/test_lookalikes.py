@@ -28,7 +28,7 @@ def test_nineteen_of_twenty_real_failures_beside_them_are_found(figures):
 
 
 @pytest.mark.parametrize(("group", "least"), [("negatives", 150), ("positives", 60)])
-def test_every_case_is_one_text_with_a_reason_and_a_name_of_its_own(group, least):
+def test_every_case_has_a_text_a_reason_and_a_unique_name(group, least):
     cases = lookalikes.cases(group)
     named = Counter((case["style"], case["id"]) for case in cases)
 

@@ -40,13 +40,13 @@ def test_a_coroutine_function_runs_on_the_loop_that_awaits_it(store):
     assert list(asyncio.run(main())) == ["A", "B", "C"]
 
 
-def test_a_plain_function_runs_beside_the_loop_and_shares_results_with_map(store, upper):
+def test_plain_function_shares_results_with_map_and_the_loop(store, upper):
     results = asyncio.run(oomguard.amap(upper, ["a", "b"], store=store, identity={}))
     assert list(results) == ["A", "B"]
     assert oomguard.map(upper, ["a", "b"], store=store, identity={}).computed == 0
 
 
-def test_a_cancelled_call_keeps_what_is_finished_and_records_no_failure(store):
+def test_cancelled_call_keeps_rows_and_records_no_failure(store):
     seen = []
 
     async def fn(texts):

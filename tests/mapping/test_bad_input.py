@@ -62,7 +62,7 @@ def test_a_newer_store_says_which_versions(made):
         oomguard.map(same, [1], store=made)
 
 
-def test_a_damaged_store_is_named_with_how_to_save_what_can_be_read(made):
+def test_damaged_store_error_says_how_to_save_readable_rows(made):
     with made.open("r+b") as file:
         file.seek(4096)
         file.write(b"\xa5" * (made.stat().st_size - 4096))
@@ -71,7 +71,7 @@ def test_a_damaged_store_is_named_with_how_to_save_what_can_be_read(made):
     assert f"python -m oomguard.mapping.recover {made} saved.sqlite" in caught.value.hint
 
 
-def test_one_damaged_result_is_named_and_computed_again_once_it_is_deleted(made):
+def test_damaged_result_is_named_and_recomputed_after_deletion(made):
     changed(made, "UPDATE value SET content = 'other' WHERE id = 5")
     texts = [f"text {number}" * 50 for number in range(300)]
     results = oomguard.map(same, texts, store=made)
@@ -129,9 +129,7 @@ print(results, list(results) == fn(range(1000, 1200)))
     assert reused > 5
 
 
-def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
-    store, tmp_path, monkeypatch, caplog
-):
+def test_store_on_a_network_folder_uses_no_shared_memory(store, tmp_path, monkeypatch, caplog):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
@@ -188,7 +186,7 @@ def test_what_key_raises_names_the_item(store):
     assert "key= raised this for items[1]" in caught.value.__notes__[0]
 
 
-def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(subtests, store):
+def test_key_of_an_odd_type_is_named_by_its_position(subtests, store):
     def check(key, shown):
         with pytest.raises(oomguard.UsageError, match=rf"the key of items\[1\] is {shown}"):
             oomguard.map(
@@ -215,7 +213,7 @@ class Table:
         return f"column {label}"
 
 
-def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(subtests, store):
+def test_result_without_one_entry_per_item_explains_the_rule(subtests, store):
     def check(returned):
         with pytest.raises(
             oomguard.UsageError, match=f"fn returned a {type(returned).__name__}"
@@ -236,7 +234,7 @@ def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(sub
             check(returned)
 
 
-def test_an_item_without_content_is_named_by_its_place_before_anything_is_computed(store, upper):
+def test_item_without_content_is_named_before_computing(store, upper):
     with pytest.raises(oomguard.UsageError, match=r"items\[2\] is or contains a object") as caught:
         oomguard.map(upper, ["a", "b", {"image": object()}], store=store, identity={})
     assert "key=" in caught.value.hint
@@ -250,7 +248,7 @@ def test_an_item_that_holds_itself_is_named(store):
         oomguard.map(same, [item], store=store)
 
 
-def test_two_items_of_one_key_are_named_before_anything_is_computed(subtests, store, upper):
+def test_two_items_of_one_key_are_named_before_computing(subtests, store, upper):
     def check(kind):
         papers = kind([{"id": 1}, {"id": 2}, {"id": 1}])
         with pytest.raises(
@@ -296,7 +294,7 @@ def test_an_option_that_is_none_is_named_and_no_store_is_made(subtests, store):
             assert not store.exists()
 
 
-def test_a_result_that_cannot_be_stored_is_named_and_what_is_finished_is_kept(store):
+def test_unstorable_result_is_named_and_finished_ones_stay(store):
     def fn(items):
         return [object() if item == 9 else item for item in items]
 

@@ -36,7 +36,7 @@ def test_a_store_is_a_file_and_no_database_in_memory(subtests, tmp_path, upper, 
             assert Path(name).exists()
 
 
-def test_a_way_of_storing_that_cannot_be_called_is_named_before_fn_runs(subtests, store, upper):
+def test_unusable_serializer_is_named_before_fn_runs(subtests, store, upper):
     for name in ["encode", "decode"]:
         with subtests.test(name=name):
             with pytest.raises(oomguard.UsageError, match=f"{name} is a int") as caught:
@@ -63,7 +63,7 @@ def test_a_name_in_identity_is_a_text(subtests, store, upper):
             assert "identity={" in caught.value.hint
 
 
-def test_results_say_how_to_keep_them_elsewhere_and_how_many_there_are(store, upper):
+def test_results_say_how_to_copy_them_and_their_number(store, upper):
     results = oomguard.map(upper, ["a", "b"], store=store, identity={})
     for keep in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=r"list\(results\)"):

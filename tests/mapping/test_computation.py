@@ -114,7 +114,7 @@ def test_functions_of_other_names_never_share_results():
     assert digest(counts, {"seed": 0}) != digest(reads_the_layer, {"seed": 0})
 
 
-def test_an_object_of_which_nothing_tells_what_it_is_has_to_be_said():
+def test_object_of_unknown_type_needs_an_explicit_one():
     class Extractor:
         def __call__(self, texts):
             return texts

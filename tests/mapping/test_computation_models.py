@@ -61,7 +61,7 @@ def test_a_pipeline_is_known_by_its_model():
     assert not is_model(Pipeline("org/name"))
 
 
-def test_a_folder_that_was_overwritten_has_another_name_where_no_weights_can_be_read(tmp_path):
+def test_overwritten_folder_without_weights_gets_another_name(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"1234")
     for model in (Engine(tmp_path), Tiny(str(tmp_path), device="meta")):

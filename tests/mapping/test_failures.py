@@ -18,7 +18,7 @@ def sums(sizes_mib):
     return [int(part.sum()) for part in parts]
 
 
-def test_a_batch_that_does_not_fit_runs_in_parts_and_the_size_serves_the_next(store):
+def test_oversized_batch_runs_in_parts_and_its_size_is_reused(store):
     called = []
 
     def fn(items):
@@ -36,7 +36,7 @@ def test_a_batch_that_does_not_fit_runs_in_parts_and_the_size_serves_the_next(st
     ]
 
 
-def test_finished_parts_of_a_batch_are_stored_before_the_batch_is_done(store):
+def test_finished_parts_are_stored_before_the_batch_ends(store):
     computed = []
 
     def fn(items):
@@ -53,7 +53,7 @@ def test_finished_parts_of_a_batch_are_stored_before_the_batch_is_done(store):
     assert results.reused == len(finished) > 0
 
 
-def test_an_item_that_never_fits_is_reported_by_key_and_the_rest_goes_on(store):
+def test_item_that_never_fits_is_reported_and_the_rest_continue(store):
     sizes = [1, 2, 30, 1, 1, 40, 2]
     papers = [(f"paper-{place}", size) for place, size in enumerate(sizes)]
     with limit_memory("16 MiB"):
@@ -98,7 +98,7 @@ def test_another_exception_stops_with_what_is_finished_kept(store):
     assert "6 items that this call finished are kept" in caught.value.__notes__[1]
 
 
-def test_recorded_exceptions_name_their_item_and_the_rest_is_computed(store):
+def test_recorded_exceptions_name_their_item_and_others_run(store):
     computed = []
 
     def fn(items):
@@ -115,9 +115,7 @@ def test_recorded_exceptions_name_their_item_and_the_rest_is_computed(store):
     assert sorted(computed) == [item for item in range(30) if item % 10 != 7], "each once"
 
 
-def test_a_function_that_gives_no_result_for_each_item_is_named_also_where_errors_are_recorded(
-    subtests, store
-):
+def test_function_without_a_result_per_item_is_named(subtests, store):
     def check(returned, told):
         with pytest.raises(oomguard.UsageError, match=f"fn returned {told}"):
             oomguard.map(
@@ -141,7 +139,7 @@ def test_a_tensor_of_one_row_an_item_gives_rows(store):
     assert [row.tolist() for row in results] == [[1, 1], [2, 2], [3, 3]]
 
 
-def test_one_long_prompt_that_does_not_fit_is_run_another_way_before_it_is_given_up(store):
+def test_one_long_prompt_runs_another_way_before_giving_up(store):
     pytest.importorskip("transformers", reason="transformers is not installed")
     from model_calls import made
 

@@ -29,7 +29,7 @@ def test_results_come_in_the_order_of_the_items(store):
     ]
 
 
-def test_a_second_call_computes_nothing_and_gives_the_same_results(store, upper):
+def test_second_call_computes_nothing_and_returns_the_same(store, upper):
     texts = [f"paper {number}" for number in range(50)]
     first = oomguard.map(upper, texts, store=store, **ALL)
     upper.batches.clear()
@@ -61,7 +61,7 @@ def test_equal_items_have_a_result_each(store, upper):
     assert list(oomguard.map(upper, ["50-50"] * 3, store=store, **ALL)) == ["50-50"] * 3
 
 
-def test_of_equal_items_only_those_beyond_the_stored_ones_are_computed(store, upper):
+def test_only_missing_equal_items_are_computed(store, upper):
     oomguard.map(upper, ["same"] * 5, store=store, **ALL)
     upper.batches.clear()
     assert len(oomguard.map(upper, ["same"] * 7, store=store, **ALL)) == 7
@@ -73,9 +73,7 @@ def test_of_equal_items_only_those_beyond_the_stored_ones_are_computed(store, up
     st.lists(st.lists(st.sampled_from("abcdef"), max_size=12), min_size=1, max_size=4),
     st.integers(1, 5),
 )
-def test_over_any_calls_each_occurrence_of_an_item_is_computed_once(
-    tmp_path_factory, calls, batch_size
-):
+def test_each_occurrence_of_an_item_is_computed_once(tmp_path_factory, calls, batch_size):
     store, computed = tmp_path_factory.mktemp("s") / "s.sqlite", []
 
     def fn(items):
@@ -89,7 +87,7 @@ def test_over_any_calls_each_occurrence_of_an_item_is_computed_once(
         assert computed.count(item) == max(items.count(item) for items in calls)
 
 
-def test_a_generator_is_read_as_far_as_needed_and_its_length_need_not_be_known(store, upper):
+def test_generator_of_unknown_length_is_read_as_needed(store, upper):
     read = []
 
     def texts():
@@ -104,7 +102,7 @@ def test_a_generator_is_read_as_far_as_needed_and_its_length_need_not_be_known(s
     assert len(upper.computed) == 3000
 
 
-def test_finished_items_of_a_generator_are_given_before_more_is_read(store, upper):
+def test_finished_items_of_a_generator_come_before_more_is_read(store, upper):
     texts = [f"text {number}" for number in range(20)]
     oomguard.map(upper, texts[:12], store=store, **ALL)
     read = []
@@ -147,9 +145,7 @@ def test_a_data_set_without_iteration_is_read_by_its_places(store, upper):
     assert list(oomguard.map(upper, Texts(), store=store, **ALL)) == ["TEXT 0", "TEXT 1", "TEXT 2"]
 
 
-def test_results_are_read_from_the_same_store_wherever_the_program_works_then(
-    tmp_path, monkeypatch
-):
+def test_results_come_from_the_same_store_in_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = oomguard.map(double, range(5), store="results.sqlite")
     monkeypatch.chdir("/")
@@ -163,7 +159,7 @@ def test_no_items_give_no_results(subtests, store):
             assert (len(results), list(results), results.failed) == (0, [], ())
 
 
-def test_batches_grow_while_they_fit_and_never_beyond_what_is_said(store, upper):
+def test_batches_grow_while_they_fit_up_to_the_limit(store, upper):
     oomguard.map(upper, [str(number) for number in range(100)], store=store, **ALL)
     assert [len(batch) for batch in upper.batches] == [8, 16, 32, 44]
     upper.batches.clear()
@@ -173,7 +169,7 @@ def test_batches_grow_while_they_fit_and_never_beyond_what_is_said(store, upper)
     assert [len(batch) for batch in upper.batches] == [12, 12, 6]
 
 
-def test_results_are_a_sequence_with_slices_and_indices_from_the_end(store):
+def test_results_are_a_sequence_with_slices_and_negative_indices(store):
     results = oomguard.map(double, range(10), store=store)
     assert (results[3], results[-1], results[7:], results[::-4]) == (
         6,
@@ -216,7 +212,7 @@ def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(store):
     assert oomguard.map(fn, range(4), store=store, **ALL).reused == 4
 
 
-def test_results_of_another_identity_are_never_taken_and_are_counted(store, upper, caplog):
+def test_results_of_another_identity_are_counted_never_used(store, upper, caplog):
     oomguard.map(upper, ["a", "b"], store=store, identity={"model": "one", "seed": 0})
     with caplog.at_level(logging.WARNING, "oomguard"):
         results = oomguard.map(upper, ["a", "b"], store=store, identity={"model": "two", "seed": 0})
@@ -274,9 +270,7 @@ def test_clear_cache_every_collects_after_so_many_items(store, monkeypatch):
     assert len(released) == 3  # after 12, 24, 36
 
 
-def test_resuming_thousands_of_items_reads_no_results_and_looks_none_up_one_by_one(
-    store, monkeypatch
-):
+def test_resuming_thousands_of_items_reads_no_results(store, monkeypatch):
     def long(numbers):
         return [str(number) * 2_000 for number in numbers]
 
@@ -320,7 +314,7 @@ def test_a_bar_is_on_a_terminal_only(store, upper, monkeypatch):
     assert set(shown.values()) == {""}
 
 
-def test_the_store_is_one_file_and_an_empty_lock_file_when_map_has_ended(store):
+def test_store_is_one_file_and_an_empty_lock_file_at_the_end(store):
     oomguard.map(double, range(10), store=store)
     assert {
         path.name: path.stat().st_size > 0 for path in store.parent.iterdir() if path.is_file()

@@ -29,12 +29,12 @@ def results(fn, store, **identity):
     return list(oomguard.map(fn, [1, 2], store=store, identity=SAID | identity))
 
 
-def test_functions_of_one_name_in_two_modules_have_their_own_results(store):
+def test_functions_of_one_name_in_two_modules_keep_own_results(store):
     assert results(extract("helper1", 2), store) == [2, 4]
     assert results(extract("helper2", 3), store) == [3, 6]
 
 
-def test_two_programs_with_a_function_of_one_name_have_their_own_results(store, start):
+def test_two_programs_with_equal_function_names_keep_results(store, start):
     body = """
     import sys, oomguard
     def extract(items):
@@ -162,7 +162,7 @@ def test_any_code_is_taken_where_the_user_says_so(store, caplog):
     assert caplog.text == ""
 
 
-def test_a_renamed_function_goes_on_where_the_user_says_its_old_name(store, caplog):
+def test_renamed_function_continues_under_its_stated_old_name(store, caplog):
     results(extract(), store)
     renamed = module(
         "program", "FACTOR = 2\ndef renamed(items):\n    return [item * FACTOR for item in items]"
@@ -177,7 +177,7 @@ def test_a_renamed_function_goes_on_where_the_user_says_its_old_name(store, capl
     )
 
 
-def test_what_is_said_by_a_name_stands_in_the_place_of_the_value_that_is_closed_over(store, caplog):
+def test_name_in_a_closure_stands_for_its_value(store, caplog):
     def on(device):
         def answer(items):
             return [f"{item} on {device}" for item in items]

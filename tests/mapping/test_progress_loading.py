@@ -30,9 +30,7 @@ assert random.getstate() == before
 """
 
 
-def test_a_library_that_draws_as_it_is_loaded_leaves_the_numbers_as_they_were(
-    tmp_path, monkeypatch
-):
+def test_library_that_draws_while_loading_keeps_random_state(tmp_path, monkeypatch):
     (tmp_path / "drawing_library.py").write_text("import random\nrandom.random()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "drawing_library", raising=False)

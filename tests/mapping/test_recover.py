@@ -43,7 +43,7 @@ def overwritten_here_and_there(path: Path) -> None:
             file.write(draw.randbytes(700))
 
 
-def test_results_that_can_be_read_are_saved_and_the_others_computed_again(subtests, tmp_path):
+def test_readable_results_are_saved_and_others_recomputed(subtests, tmp_path):
     for damage in [cut, overwritten_in_the_middle, overwritten_here_and_there]:
         with subtests.test(damage=damage):
             store = tmp_path / f"{damage.__name__}.sqlite"
@@ -61,7 +61,7 @@ def test_results_that_can_be_read_are_saved_and_the_others_computed_again(subtes
             assert not list(tmp_path.glob(".*"))
 
 
-def test_of_a_whole_store_every_computation_is_saved_with_its_codes(store, tmp_path, caplog):
+def test_saving_a_whole_store_keeps_every_computation_and_code(store, tmp_path, caplog):
     mapped(store)
     mapped(store, "org/other")
     caplog.clear()

@@ -53,9 +53,7 @@ def test_two_workers_share_the_items_and_both_get_all_results(store, start):
     )
 
 
-def test_after_kills_each_item_is_stored_once_and_only_those_in_flight_are_computed_again(
-    store, start
-):
+def test_kills_leave_each_item_stored_once(store, start):
     count, killed = 160, []
     workers = [start(WORKER, 12, count) for _ in range(2)]
     for number in range(4):
@@ -87,9 +85,7 @@ def test_after_kills_each_item_is_stored_once_and_only_those_in_flight_are_compu
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_worker_waits_for_what_others_have_and_takes_over_what_a_killed_one_left(
-    store, start, upper
-):
+def test_worker_waits_for_others_and_takes_over_from_killed(store, start, upper):
     worker = start(WORKER, 10_000, 4)  # 40 seconds
     while not computed(store.parent):
         time.sleep(0.01)
@@ -126,7 +122,7 @@ def test_two_calls_in_one_process_exclude_each_other_too(store):
     assert sum(counts) == 60
 
 
-def test_results_that_another_worker_finishes_are_given_in_order_as_they_come(store, upper):
+def test_results_of_another_worker_arrive_in_order(store, upper):
     begun, computed = threading.Event(), []
 
     def slow(items):
@@ -147,7 +143,7 @@ def test_results_that_another_worker_finishes_are_given_in_order_as_they_come(st
     assert sorted(computed) == list(range(8))
 
 
-def test_claims_exclude_each_other_by_computation_item_and_occurrence(store):
+def test_claims_exclude_each_other_by_computation_and_item(store):
     with closing(Claims(store)) as one, closing(Claims(store)) as other:
         assert one.take(1, ITEM, 0)
         assert not other.take(1, ITEM, 0)
@@ -183,7 +179,7 @@ def test_a_fork_that_outlives_its_worker_keeps_no_claims(store, start):
     worker.communicate()
 
 
-def test_a_failure_that_another_worker_found_meanwhile_is_not_tried_again(store):
+def test_failure_that_another_worker_found_is_not_retried(store):
     tried = []
 
     def slow(items):

@@ -106,7 +106,7 @@ def test_none_leaves_a_setting_to_the_engine(model):
     assert given == oomguard.plan(model, **asked)
 
 
-def test_a_setting_that_is_none_is_refused_and_the_nearest_one_named(subtests, model):
+def test_unknown_setting_is_refused_with_the_nearest_name(subtests, model):
     for settings, message, hint in [
         (
             {"max_model_length": 1},
@@ -148,7 +148,7 @@ def test_a_gpu_without_memory_is_refused(subtests, model):
             assert "24GiB" in error.value.hint
 
 
-def test_beside_a_size_a_gpus_name_decides_the_engines_defaults_alone(model):
+def test_gpu_name_next_to_a_size_sets_only_defaults(model):
     given = oomguard.plan(
         model, gpu_memory="80GiB", gpu_name="A100", engine_version="0.30.0"
     ).budget.settings

@@ -60,7 +60,7 @@ def test_what_a_device_does_not_say_is_unknown(tmp_path, device, words):
     assert words in check.text
 
 
-def test_device_memory_of_other_users_is_a_problem_with_a_freer_device():
+def test_memory_of_other_users_is_a_problem_with_advice():
     devices = (
         Device(0, "A", 24 * GIB, GIB, {41: 13 * GIB, 42: None}),
         Device(1, "B", 24 * GIB, 20 * GIB, {}),

@@ -110,7 +110,7 @@ def test_the_plain_name_is_a_problem_before_torch_2_10():
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cpu", "3.0"])
-def test_the_plain_name_is_right_from_torch_2_10_and_the_old_one_still_read(version):
+def test_plain_name_is_used_from_torch_2_10_and_old_one_read(version):
     assert one({PLAIN: "backend:native"}, torch=version).status == "ok"
     old = one({CUDA: "backend:native"}, torch=version)
     assert old.status == "ok"
@@ -189,7 +189,7 @@ def test_no_value_raises(value, torch):
         ("cuda:0", "problem", "must contain numbers"),
     ],
 )
-def test_visible_devices_are_checked_against_those_that_are_there(value, status, words):
+def test_visible_devices_are_checked_against_existing_ones(value, status, words):
     check = visible(value)
 
     assert check.status == status

@@ -33,7 +33,7 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def test_a_v2_limit_is_read_with_what_is_used_and_how_often_the_kernel_killed(tmp_path):
+def test_cgroup_v2_limit_is_read_with_usage_and_kill_count(tmp_path):
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", f"{8 * GIB}\n")
     write(tmp_path, "sys/fs/cgroup/memory.current", f"{3 * GIB}\n")
@@ -89,7 +89,7 @@ def test_the_v1_number_for_no_limit_is_no_limit(tmp_path):
     assert read_cgroup(tmp_path) == Cgroup(1, False, None, None, None)
 
 
-def test_a_path_of_the_host_inside_a_container_falls_back_to_the_mount(tmp_path):
+def test_host_path_inside_a_container_falls_back_to_the_mount(tmp_path):
     write(tmp_path, "proc/self/cgroup", "4:memory:/kubepods/pod1/abc\n")
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", f"{GIB}\n")
 
@@ -119,9 +119,7 @@ def test_no_memory_controller_is_unknown(tmp_path, listed):
     deadline=None,
 )
 @given(listed=st.text(max_size=60), limit=st.binary(max_size=30), events=st.binary(max_size=60))
-def test_whatever_the_files_hold_nothing_raises_and_no_limit_is_negative(
-    tmp_path, listed, limit, events
-):
+def test_limits_are_never_negative_whatever_the_files_hold(tmp_path, listed, limit, events):
     write(
         tmp_path,
         "proc/self/cgroup",
@@ -159,7 +157,7 @@ def test_wsl_is_known_by_the_kernel_s_name(tmp_path, release, version):
     assert wsl_version(tmp_path) == version
 
 
-def test_a_wsl2_kernel_of_the_user_s_own_is_known_by_its_door_to_windows(tmp_path):
+def test_custom_wsl2_kernel_is_known_by_its_windows_device(tmp_path):
     write(tmp_path, "proc/version", "Linux version 6.12.0-mine")
     write(tmp_path, "proc/sys/fs/binfmt_misc/WSLInterop", "enabled")
 
@@ -183,7 +181,7 @@ def test_containers_are_known_by_files_variables_and_groups(tmp_path):
     assert containers(tmp_path, {}) == ("Docker", "Kubernetes")
 
 
-def test_numa_nodes_are_read_in_order_and_a_silent_one_is_unknown(tmp_path):
+def test_numa_nodes_are_read_in_order_and_silent_ones_unknown(tmp_path):
     write(tmp_path, "sys/devices/system/node/node10/meminfo", "")
     write(
         tmp_path,
@@ -262,7 +260,7 @@ def test_an_exit_status_stands_for_a_signal_or_for_none(status, name):
         (1, 4, 5, False),
     ],
 )
-def test_a_kill_is_the_kernel_s_only_where_the_group_s_count_rose(status, before, after, answer):
+def test_kill_is_the_kernels_only_if_the_groups_count_rose(status, before, after, answer):
     groups = [Cgroup(2, False, None, None, count) for count in (before, after)]
 
     assert killed_for_memory(status, *groups) is answer

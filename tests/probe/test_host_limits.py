@@ -21,7 +21,7 @@ from oomguard.probe.host_limits import (
 GIB = 2**30
 
 
-def test_on_an_empty_tree_nothing_is_a_problem_and_nothing_reads_zero(tmp_path):
+def test_empty_tree_has_no_problem_and_no_zero(tmp_path):
     checks = {check.id: check for check in host_checks({}, tmp_path)}
 
     assert {
@@ -43,7 +43,7 @@ def test_kills_in_the_group_are_a_problem():
     assert cgroup_check(Cgroup(2, True, 8 * GIB, 3 * GIB, 2)).status == "problem"
 
 
-def test_a_group_that_is_nearly_full_is_unknown_since_the_page_cache_counts():
+def test_nearly_full_group_is_unknown_because_of_page_cache():
     check = cgroup_check(Cgroup(2, True, 8 * GIB, int(7.9 * GIB), 0))
 
     assert check.status == "unknown"

@@ -26,7 +26,7 @@ def test_resident_memory_is_what_psutil_reads():
     kept.end()
 
 
-def test_the_file_that_is_kept_open_tells_what_is_there_now_and_is_closed_at_the_end():
+def test_open_file_shows_present_content_and_is_closed():
     files = open_files()
     kept = Resident()
     before = kept.bytes()
@@ -40,7 +40,7 @@ def test_the_file_that_is_kept_open_tells_what_is_there_now_and_is_closed_at_the
     assert kept.bytes() is None
 
 
-def test_a_file_that_the_program_closed_and_whose_number_another_file_has_is_neither_read_nor_closed(
+def test_reused_descriptor_is_neither_read_nor_closed(
     tmp_path,
 ):
     kept = Resident()

@@ -30,7 +30,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_every_peak_is_the_most_since_it_began_whatever_begins_ends_and_is_reset_meanwhile(steps):
+def test_every_peak_is_the_maximum_since_its_own_begin(steps):
     storages, plain = LiveStorages(), Plain()
     for what, number in steps:
         if what == "run":
@@ -52,7 +52,7 @@ def test_every_peak_is_the_most_since_it_began_whatever_begins_ends_and_is_reset
         ]
 
 
-def test_blocks_that_are_there_for_a_moment_are_in_the_peak_and_among_the_events():
+def test_short_lived_blocks_are_in_the_peak_and_events():
     storages = LiveStorages(keep_events=True)
     storages.bytes = 100
     with storages.passing([30, -500]), storages.passing([7]):

@@ -133,7 +133,7 @@ def test_sizes_that_cannot_be_read_are_unknown_and_not_zero(library):
     assert second["name"] == "Fake GPU B"
 
 
-def test_processes_that_cannot_be_read_are_unknown_and_not_none_at_all(library):
+def test_unreadable_processes_are_unknown_not_absent(library):
     assert [device["used_bytes_by_pid"] for device in ask(library, "no processes")["devices"]] == [
         None,
         None,
@@ -188,7 +188,7 @@ print(json.dumps([same[0] == same[1] == same[2], session.uuids, ctypes.CDLL("lib
 """
 
 
-def test_a_session_tells_the_same_as_often_as_it_is_asked_and_is_closed(library):
+def test_session_repeats_its_report_and_is_closed(library):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": ""}
     done = subprocess.run(
         [sys.executable, "-c", SESSION],

@@ -40,7 +40,7 @@ def test_where_pids_are_not_the_host_s_no_process_is_named():
     assert memory_holders(device(os.getpid()), host_pids=False) == {}
 
 
-def test_the_first_namespace_has_the_host_s_pids_and_another_has_not(tmp_path: Path):
+def test_only_the_first_namespace_has_the_hosts_pids(tmp_path: Path):
     assert sees_host_pids(tmp_path) is None
     link = tmp_path / "proc/self/ns/pid"
     link.parent.mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_the_first_namespace_has_the_host_s_pids_and_another_has_not(tmp_path: P
         assert sees_host_pids(tmp_path) is answer
 
 
-def test_a_parent_that_is_python_is_an_engine_s_and_one_that_is_gone_is_not():
+def test_python_parent_is_an_engines_and_a_dead_one_is_not():
     assert is_engine(os.getpid())
     assert is_engine(None)
     with subprocess.Popen(["true"]) as gone:

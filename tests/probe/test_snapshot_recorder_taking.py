@@ -90,9 +90,7 @@ def test_a_guard_records_inside_and_takes_the_first_failure(cuda: Cuda, tmp_path
     assert oomguard.diagnose(path).incidents[0].causes[0].id == "fragmentation"
 
 
-def test_a_failure_that_the_program_handles_itself_is_taken_too_and_later_ones_are_not(
-    cuda: Cuda, tmp_path: Path
-):
+def test_handled_failure_is_recorded_and_later_ones_are_not(cuda: Cuda, tmp_path: Path):
     path = tmp_path / "snapshot.pickle"
     with oomguard.guard(snapshot=path):
         for _ in range(3):
@@ -102,7 +100,7 @@ def test_a_failure_that_the_program_handles_itself_is_taken_too_and_later_ones_a
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["snapshot.pickle"]
 
 
-def test_a_torch_without_observers_is_asked_where_the_exception_leaves(
+def test_torch_without_observers_is_asked_at_the_exception(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -114,7 +112,7 @@ def test_a_torch_without_observers_is_asked_where_the_exception_leaves(
     assert (tmp_path / "snapshot.pickle").exists()
 
 
-def test_a_call_that_is_split_leaves_the_snapshot_of_its_first_failure(
+def test_split_call_keeps_the_snapshot_of_its_first_failure(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -130,7 +128,7 @@ def test_a_call_that_is_split_leaves_the_snapshot_of_its_first_failure(
     assert [file.name for file in tmp_path.glob("snap*")] == ["snapshot.pickle"]
 
 
-def test_attempts_record_until_the_first_failure_and_leave_its_snapshot(cuda: Cuda, tmp_path: Path):
+def test_attempts_record_until_the_first_failure(cuda: Cuda, tmp_path: Path):
     sizes, recorded = [], []
     with limit_memory("1 GiB"):
         for attempt in oomguard.attempts(batch_size=16, snapshot=tmp_path / "snapshot.pickle"):
@@ -149,7 +147,7 @@ def test_attempts_record_until_the_first_failure_and_leave_its_snapshot(cuda: Cu
     assert oomguard.diagnose(attempt.snapshot).incidents[0].causes[0].id == "fragmentation"
 
 
-def test_without_observers_an_attempt_takes_it_before_its_frames_go(
+def test_attempt_takes_it_before_its_frames_go(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -175,7 +173,7 @@ def test_another_exception_takes_nothing(cuda: Cuda, tmp_path: Path):
     assert not (tmp_path / "snapshot.pickle").exists()
 
 
-def test_a_decorated_function_goes_on_recording_between_its_calls(cuda: Cuda, tmp_path: Path):
+def test_decorated_function_records_between_its_calls(cuda: Cuda, tmp_path: Path):
     @oomguard.guard(snapshot=tmp_path / "snapshot.pickle")
     def call(fails: bool) -> None:
         if fails:
@@ -217,7 +215,7 @@ def test_what_the_program_records_by_itself_goes_on(cuda: Cuda, tmp_path: Path):
     assert cuda.is_recording
 
 
-def test_engines_that_start_inside_a_guard_find_where_to_in_their_environment(
+def test_engines_inside_a_guard_find_their_report_address(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -264,7 +262,7 @@ def test_no_older_file_is_overwritten_and_the_new_one_is_named(
     "problem",
     [OSError(28, "No space left on device"), RuntimeError("not supported\nby this allocator")],
 )
-def test_a_dump_that_fails_is_a_note_and_the_failure_comes_out_as_it_was(
+def test_failed_dump_is_a_note_and_the_failure_is_unchanged(
     cuda: Cuda, tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: Exception
 ):
     cuda.dumped = problem

@@ -13,7 +13,7 @@ def refused(now=None):
     return Variant(now, lambda value: f"not {value}")
 
 
-def test_a_chunk_is_at_most_a_quarter_of_the_prompt_and_of_what_fits_of_it(subtests):
+def test_chunk_is_at_most_a_quarter_of_prompt_and_fitting_tokens(subtests):
     for now, share, chunk in (
         (8192, 1.0, 2048),
         (8192, 0.1, 512),
@@ -43,7 +43,7 @@ def test_the_most_tokens_that_fit_in_closed_form_are_kept():
     assert solve_variant("max_new_tokens", again, 1500, 0.5).value == 25
 
 
-def test_without_a_closed_form_tokens_are_cut_by_what_the_row_held():
+def test_tokens_are_cut_by_what_the_row_held():
     assert solve_variant("truncate_prompt_tokens", free(100), 1500, 0.5).value == 50
     assert solve_variant("truncate_prompt_tokens", free(100), 1500, 1.0).value == 90
     assert solve_variant("truncate_prompt_tokens", free(100), None, 1.0).value is None

@@ -18,7 +18,7 @@ def incident(**values):
     )
 
 
-def test_without_the_device_s_size_or_what_was_alive_nothing_is_known():
+def test_unknown_size_or_life_means_nothing_is_known():
     assert device_room_bytes(incident(), 0, 0.0) is None
     assert device_room_bytes(incident(device_total_bytes=GIB), None, 0.0) is None
 

@@ -63,7 +63,7 @@ def test_not_one_row_is_not_solved():
     assert "one row needs 1.00 GiB" in solution.reason
 
 
-def test_one_row_is_tried_where_only_the_model_says_that_it_does_not_fit():
+def test_one_row_is_tried_if_only_the_model_rejects_it():
     call = CallModel(16, 64 * MIB, row_bytes=GIB, seen_row_bytes=MIB)
 
     assert rows(call, device_total_bytes=256 * MIB).value == 1
@@ -123,7 +123,7 @@ def test_rows_name_the_one_figure_that_is_missing(subtests):
 
 @settings(deadline=None)
 @given(number=st.integers(1, 4096), seen=st.integers(1, 10 * GIB), base=sizes, total=sizes)
-def test_rows_to_be_measured_are_few_and_would_have_fitted_as_they_were(number, seen, base, total):
+def test_measured_rows_are_few_and_would_have_fitted(number, seen, base, total):
     solution = rows(CallModel(number, base, seen_row_bytes=seen), device_total_bytes=total)
 
     if solution.value is not None:
@@ -135,7 +135,7 @@ def test_rows_to_be_measured_are_few_and_would_have_fitted_as_they_were(number, 
 # Nothing is known that gives a number ------------------------------------------------------------------------------
 
 
-def test_rows_that_no_figure_solves_are_halved_or_as_many_fewer_as_the_attempts_need(subtests):
+def test_unsolved_rows_are_halved_or_cut_by_remaining_attempts(subtests):
     for number, left, value in [(64, 7, 32), (5000, 7, 1250), (64, 1, 1), (2, 7, 1)]:
         with subtests.test(number=number, left=left, value=value):
             assert rows(CallModel(number, None, attempts_left=left)).value == value
@@ -147,7 +147,7 @@ def test_one_row_and_the_last_attempt_are_not_halved(subtests):
             assert rows(CallModel(number, None, attempts_left=left)).value is None
 
 
-def test_where_other_rows_ran_those_beside_a_heavy_one_are_run_in_halves():
+def test_rows_next_to_a_heavy_one_run_in_halves():
     heavy = {"base_bytes": 0, "seen_row_bytes": GIB, "attempts_left": 5}
 
     assert rows(CallModel(8, **heavy, others_ran=True), device_total_bytes=MIB).value == 4
@@ -166,7 +166,7 @@ def planned(call: CallModel, policy: Policy | None = None):
     return next(patch for patch in found.plan if patch.setting == "batch_size")
 
 
-def test_the_planner_takes_the_rows_from_the_model_behind_the_failure():
+def test_planner_takes_rows_from_the_model_of_the_failure():
     patch = planned(CallModel(16, 64 * MIB, row_bytes=20 * MIB))
 
     assert (patch.new, patch.applicable, patch.rule) == (9, True, "OG301")

@@ -75,7 +75,7 @@ def value(incident: Incident, setting: str):
     return next((patch.new for patch in incident.plan if patch.setting == setting), None)
 
 
-def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed, free_host):
+def test_host_prompt_logprobs_are_solved_by_free_memory(failed, free_host):
     """12 bytes an element of vocabulary and token in what is free beside the engine: 80 % of 3 GiB hold 1674 tokens."""
     free_host(6 * GIB)
     found = planned(failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB - 135 * 2**20}))
@@ -87,7 +87,7 @@ def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed
     assert step * VOCAB * 12 <= 0.8 * (3 * GIB + 135 * 2**20)
 
 
-def test_a_limit_of_private_memory_leaves_what_its_worker_does_not_hold(failed, free_host):
+def test_private_memory_limit_leaves_what_the_worker_lacks(failed, free_host):
     """Of 4 GiB the worker holds 1.25 and the cache one: 80 % of the rest."""
     free_host(20 * GIB)
     limited = failed(
@@ -119,9 +119,7 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
     assert value(found, "max_num_batched_tokens") == 1024
 
 
-def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(
-    subtests, failed, monkeypatch
-):
+def test_step_longer_than_the_prompt_is_cut_below_it(subtests, failed, monkeypatch):
     """Windows of 2048 tokens: a step of 3000 tokens would make the same 2047 x 128256 logits again."""
 
     def check(free_gib, now):
@@ -141,9 +139,7 @@ def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(
             check(free_gib, now)
 
 
-def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(
-    failed, free_host, monkeypatch
-):
+def test_share_is_of_the_host_before_a_printed_total(failed, free_host, monkeypatch):
     """5 % of 20 GiB and 2 GiB for the worker are its own: 80 % of what is left of 6 GiB hold 1674 tokens."""
     free_host(6 * GIB)
     monkeypatch.setattr("oomguard.probe.host.read_total_bytes", lambda: 20 * GIB)
@@ -157,9 +153,7 @@ def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(
     assert 1300 < value(found, "max_num_batched_tokens") < 1800
 
 
-def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the_engine_s(
-    subtests, failed, free_host
-):
+def test_printed_weights_and_pool_are_the_engines(subtests, failed, free_host):
     """1 GiB of each and 2 GiB for the worker: 80 % of 6 GiB hold 5 bytes of 104,857 tokens for that many requests."""
     for weights, solved in [(GIB, 9_800), (None, None)]:
         with subtests.test(weights=weights, solved=solved):
@@ -176,7 +170,7 @@ def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the
             assert rows == (256 if solved is None else pytest.approx(solved, rel=0.01))
 
 
-def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):
+def test_failed_solution_is_not_cut_by_a_little_again(failed, free_host):
     free_host(10 * GIB)
     incident = failed(
         4000 * VOCAB * 4, user={"max_num_batched_tokens": 4160, "kv_cache_memory_bytes": GIB}
@@ -192,7 +186,7 @@ def test_a_step_is_not_made_smaller_than_the_rows(failed, monkeypatch):
     assert value(found, "max_num_batched_tokens") == 2048
 
 
-def test_prompt_logprobs_in_cuda_s_wording_are_solved_by_what_is_free_there(failed):
+def test_cuda_prompt_logprobs_are_solved_by_free_memory(failed):
     """Printed with two digits: the full step of 8192 tokens in float32 is 3.91 GiB."""
     tried = round(8192 * VOCAB * 4 / GIB, 2) * GIB
     found = planned(
@@ -264,9 +258,7 @@ def test_slots_of_adapters_are_solved_by_all_matrices_together(failed, free_host
     )
 
 
-def test_where_the_number_of_adapters_is_pinned_the_largest_rank_that_the_engine_knows_is_solved(
-    failed, free_host
-):
+def test_largest_known_rank_is_solved_if_adapters_are_pinned(failed, free_host):
     free_host(20 * GIB)
     user = {
         "enable_lora": True,
@@ -286,7 +278,7 @@ def test_where_the_number_of_adapters_is_pinned_the_largest_rank_that_the_engine
     assert not any(patch.applicable for patch in unknown.plan if patch.setting == "max_lora_rank")
 
 
-def test_bytes_that_are_no_product_leave_the_host_s_memory_the_cause(failed, free_host):
+def test_bytes_that_are_no_product_leave_host_memory_as_cause(failed, free_host):
     free_host(6 * GIB)
     found = planned(failed(123_456_789_123))
     assert found.causes[0].id == "host_ram"
@@ -299,7 +291,7 @@ def test_without_the_model_the_settings_alone_may_tell(failed):
     assert found.causes[0].rule == "OG341"
 
 
-def test_a_traceback_through_prompt_logprobs_is_solved_where_the_bytes_are_rounded(failed):
+def test_prompt_logprobs_traceback_is_solved_from_rounded_bytes(failed):
     """3.42 GiB is no full step, so the figure alone proves nothing; the frames do."""
     incident = failed(
         3.42 * GIB,
@@ -348,7 +340,7 @@ def test_more_blocks_than_the_memory_holds_are_cut_to_those(failed):
     assert value(found, "num_gpu_blocks_override") == 6387
 
 
-def test_images_of_a_profile_are_solved_by_those_that_fit_at_once(failed, free_host, tmp_path):
+def test_profiled_images_are_solved_by_those_that_fit(failed, free_host, tmp_path):
     """14 images of 576 tokens in a step of 8192, and room for a part of them: the longest step with as many as fit."""
     vision = {
         "hidden_act": "quick_gelu",

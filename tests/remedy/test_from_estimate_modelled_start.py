@@ -84,7 +84,7 @@ def test_a_lever_without_printed_figures_is_solved(model):
     assert by_setting(alone)["max_num_seqs"].new is None
 
 
-def test_two_settings_that_are_enough_only_together_are_one_group(model):
+def test_two_settings_that_suffice_only_together_are_one_group(model):
     """0.2 GiB lacks and the device has some more: not enough for 131072 tokens, which need 16 GiB."""
     incident = none_left(model, left=-GIB // 5, max_model_len_tokens=131072)
     found = planned(incident, make_policy("reduces-capacity"))
@@ -111,7 +111,7 @@ def test_together_is_blocked_as_one_where_one_of_them_is(model):
     assert by_setting(found)["gpu_memory_utilization"].blocked_by is not None
 
 
-def test_what_is_solved_from_an_assumed_share_is_not_applied_by_itself(model):
+def test_value_from_an_assumed_share_is_not_applied(model):
     """A script under AsyncEngineArgs prints no arguments: 0.9 is the version's default, the truth may be a tenth of it."""
     known = none_left(model, left=GIB // 2, user={"max_model_len": 8192})
     facts = {
@@ -145,7 +145,7 @@ def test_a_floor_and_a_pin_hold_for_what_the_model_solves(model):
     }
 
 
-def test_where_nothing_fits_the_smallest_device_and_ranks_are_named(model):
+def test_smallest_device_and_ranks_are_named_if_nothing_fits(model):
     found = planned(
         none_left(model, total=8 * GIB, left=-10 * GIB), make_policy("reduces-capacity")
     )
@@ -182,7 +182,7 @@ def test_a_name_that_is_no_path_here_reads_no_model(subtests):
             assert read_failed_start(none_left(name)) is None
 
 
-def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
+def test_failure_outside_the_model_is_not_solved_by_it(model):
     found = planned(
         replace(
             none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256),
@@ -192,7 +192,7 @@ def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
     assert not any("memory model" in patch.reason for patch in found.plan)
 
 
-def test_a_pool_that_was_set_by_something_unseen_is_not_put_down_to_the_share(model):
+def test_pool_set_by_something_unseen_is_not_blamed_on_the_share(model):
     """VLLM_CPU_KVCACHE_SPACE: the share was raised four times, and nothing changed."""
     incident = none_left(
         model, left=GIB, kv_cache_is_fixed=True, kv_cache_needed_bytes=4 * GIB, max_model_len=32768
@@ -242,7 +242,7 @@ def profiling(model, kind="cuda_oom", phase="profile_run", *, total=24 * GIB, **
     )
 
 
-def test_a_step_that_did_not_fit_beside_the_weights_is_made_smaller(model):
+def test_step_that_did_not_fit_next_to_weights_is_lowered(model):
     """The peak scales with the step's tokens, and one request's KV cache has to fit beside it."""
     found = planned(profiling(model, max_num_batched_tokens=65536, model_weights_bytes=15 * GIB))
     assert found.causes[0].id == "batch_too_large"  # the weights are known to leave room

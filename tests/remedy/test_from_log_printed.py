@@ -83,7 +83,7 @@ def test_every_solver_has_its_missing_facts_tested():
     assert set(MISSING) == set(SOLVERS) - {WITHOUT_FACTS}
 
 
-def test_without_facts_nothing_is_solved_and_what_is_missing_is_named(subtests):
+def test_missing_facts_solve_nothing_and_are_named(subtests):
     for name, missing in MISSING.items():
         with subtests.test(name=name):
             solution = SOLVERS[name](incident())
@@ -109,7 +109,7 @@ def test_without_the_total_the_rise_is_told_as_a_fraction_of_it(subtests):
             assert solution.unknown == ("device total: not printed",)
 
 
-def test_without_the_utilization_the_rise_is_told_from_an_unknown_value():
+def test_rise_is_shown_from_an_unknown_utilization():
     solution = utilization_for_kv_cache(
         incident(kv_cache_available_bytes=-2 * GIB, device_total_bytes=20 * GIB)
     )
@@ -118,7 +118,7 @@ def test_without_the_utilization_the_rise_is_told_from_an_unknown_value():
     assert "= 0.10 from a value that is not printed" in solution.reason
 
 
-def test_an_unsolved_reason_names_the_smallest_card_that_could_help():
+def test_unsolved_reason_names_the_smallest_helpful_card():
     solution = utilization_for_kv_cache(
         incident(kv_cache_available_bytes=-2 * GIB, smallest_helpful_device_bytes=19 * GIB)
     )
@@ -233,7 +233,7 @@ def test_a_length_that_already_fits_is_not_raised():
 # kv_cache_memory_bytes ------------------------------------------------------------------------------------------
 
 
-def test_the_byte_count_for_a_length_is_the_smaller_of_need_and_proportion():
+def test_byte_count_for_a_length_is_min_of_need_and_proportion():
     by_need = incident(kv_cache_needed_bytes=1_000_000)
     by_both = incident(
         kv_cache_needed_bytes=21474836,
@@ -262,7 +262,7 @@ def test_the_byte_count_covers_the_need_s_upper_edge(needed, slack):
     held=st.integers(1, 4000),
     longer=st.integers(1, 10**6),
 )
-def test_the_byte_count_for_a_length_holds_its_blocks_and_the_engine_s_own(
+def test_byte_count_for_a_length_covers_blocks_and_overhead(
     block_tokens, groups, block_bytes, held, longer
 ):
     fits_tokens = held * block_tokens
@@ -292,7 +292,7 @@ def test_the_byte_count_within_free_keeps_a_margin():
     assert solution.freed_bytes == 12 * GIB - solution.value
 
 
-def test_beside_a_cache_on_the_host_at_least_a_gigabyte_stays_free():
+def test_host_cache_leaves_at_least_a_gigabyte_free():
     """All its pages are there at once, and the kernel ends the worker whose start needs one more."""
     facts = {
         "device_free_bytes": 10 * GIB,
@@ -346,7 +346,7 @@ def test_the_utilization_rises_by_what_one_request_lacks():
     )
 
 
-def test_the_utilization_rises_to_hold_one_request_where_its_need_is_known():
+def test_utilization_rises_to_hold_one_request():
     facts = {
         "kv_cache_available_bytes": -GIB,
         "device_total_bytes": 80 * GIB,
@@ -426,7 +426,7 @@ def test_a_need_that_is_not_known_takes_no_more_than_is_free():
     on_cpu=st.booleans(),
     slack=st.floats(0, 0.05 * GIB),
 )
-def test_the_utilization_is_never_lowered_for_a_negative_kv_cache(
+def test_utilization_is_never_lowered_for_a_negative_kv_cache(
     total, ratio, deficit, free, on_cpu, slack
 ):
     facts = {
@@ -512,9 +512,7 @@ def test_with_next_to_nothing_free_no_utilization_is_proposed():
     total_slack=st.floats(0, 0.05 * GIB),
     free_slack=st.floats(0, 0.05 * GIB),
 )
-def test_the_lowered_utilization_is_within_what_is_free_on_both_sides_of_the_rounding(
-    total, share, total_slack, free_slack
-):
+def test_lowered_utilization_fits_on_both_sides_of_rounding(total, share, total_slack, free_slack):
     free = round(total * share)
     facts = {
         "device_total_bytes": Fact("device_total_bytes", total, slack=total_slack),
@@ -562,7 +560,7 @@ def test_any_facts_give_a_value_or_a_reason(name, facts, ratio):
     assert solution.value is None or name == WITHOUT_FACTS or solution.value > 0
 
 
-def test_a_length_that_is_shorter_than_one_image_is_told_and_not_applied():
+def test_length_shorter_than_one_image_is_not_applied():
     facts = {"max_model_len_tokens": 8192, "estimated_max_model_len_tokens": 1024}
     assert printed_estimate(incident(**facts)).blocked_by is None
     assert printed_estimate(incident(**facts, image_tokens=576)).blocked_by is None
@@ -582,7 +580,7 @@ def test_a_byte_count_gives_way_by_what_failed_beside_it():
     )
 
 
-def test_what_comes_after_a_sampler_s_sort_is_counted_where_its_warm_up_fails():
+def test_after_sort_memory_counts_if_the_warm_up_fails():
     failed = incident(
         gpu_memory_utilization_ratio=0.95,
         device_total_bytes=2**31,

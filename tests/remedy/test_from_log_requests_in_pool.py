@@ -16,7 +16,7 @@ def incident(phase: str = "unknown", **facts: float) -> Incident:
     )
 
 
-def test_it_takes_three_in_four_of_those_that_ran_else_what_fits_at_full_length(subtests):
+def test_sequences_fall_to_three_in_four_or_to_what_fits(subtests):
     for phase, facts, value in [
         ("decode", {"running_requests": 24}, 18),
         ("decode", {"kv_slots_needed_tokens": 40}, 30),
@@ -41,7 +41,7 @@ def test_it_names_what_is_missing():
     assert "how many requests ran" in requests_in_pool(incident()).reason
 
 
-def test_a_table_takes_what_may_run_less_what_lacked_else_what_ran_and_what_was_free(subtests):
+def test_table_uses_limits_and_measured_room_in_order(subtests):
     for facts, value in [
         ({"request_slots_free": 1, "request_slots_needed": 2, "max_num_seqs": 64}, 63),
         ({"request_slots_free": 1, "request_slots_needed": 2, "running_requests": 40}, 41),
@@ -53,7 +53,7 @@ def test_a_table_takes_what_may_run_less_what_lacked_else_what_ran_and_what_was_
             assert requests_in_table(incident(**facts)).value == value
 
 
-def test_a_rank_s_part_of_the_places_is_less_than_its_batch_so_more_places_are_made():
+def test_rank_with_fewer_slots_than_its_batch_gets_more():
     figures = {"max_num_seqs": 48, "request_slots_free": 6, "request_slots_needed": 16}
 
     assert requests_in_table(incident(**figures, data_parallel_size=8)).value == 128

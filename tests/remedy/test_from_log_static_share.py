@@ -19,7 +19,7 @@ def incident(**facts) -> Incident:
     )
 
 
-def test_the_share_leaves_what_the_engine_keeps_for_a_step_of_its_size():
+def test_share_leaves_what_the_engine_needs_for_its_step():
     found = static_share_for_pool(
         incident(
             initial_free_bytes=24 * GIB,
@@ -69,18 +69,18 @@ def test_a_share_that_is_high_enough_is_not_lowered():
     assert static_share_for_pool(incident(**facts)).value is None
 
 
-def test_without_figures_a_share_well_below_the_engine_s_own_is_raised_to_that():
+def test_low_share_without_figures_is_raised_to_the_default():
     found = static_share_for_pool(incident(mem_fraction_static_ratio=0.5, tensor_parallel_size=4))
 
     assert found.value == 0.85
     assert found.unknown == ("what is free before and after loading the weights: not printed",)
 
 
-def test_a_share_near_the_engine_s_own_is_not_raised_without_figures():
+def test_share_near_the_default_is_not_raised_without_figures():
     assert static_share_for_pool(incident(mem_fraction_static_ratio=0.85)).value is None
 
 
-def test_the_engine_s_own_share_is_none_for_weights_that_take_more_by_their_name():
+def test_default_share_does_not_fit_heavier_named_weights():
     facts = {
         "mem_fraction_static_ratio": 0.5,
         "device_total_bytes": 24 * GIB,
@@ -90,18 +90,18 @@ def test_the_engine_s_own_share_is_none_for_weights_that_take_more_by_their_name
     assert static_share_for_pool(incident(**facts)).value is None
 
 
-def test_beside_a_share_above_the_engine_s_own_that_is_taken_where_no_figure_tells_more():
+def test_high_share_without_figures_falls_to_the_default():
     found = static_share_for_tried(incident(mem_fraction_static_ratio=0.95, tensor_parallel_size=4))
 
     assert found.value == 0.85
     assert "device total: not printed" in found.unknown
 
 
-def test_a_share_that_leaves_more_than_the_engine_s_own_is_not_lowered_without_figures():
+def test_generous_share_is_not_lowered_without_figures():
     assert static_share_for_tried(incident(mem_fraction_static_ratio=0.6)).value is None
 
 
-def test_what_a_large_device_keeps_grows_with_its_graphs_its_ranks_and_a_draft(subtests):
+def test_large_device_reserve_grows_with_graphs_ranks_draft(subtests):
     for more, kept_gib in [
         ({}, 13.125),
         ({"speculative": True}, 17.125),
@@ -139,7 +139,7 @@ def test_what_the_start_prints_of_the_pool_tells_the_share():
     assert static_share_for_tried(incident(**start, **figures, max_total_tokens=8192)).value is None
 
 
-def test_graphs_that_were_left_need_no_more_each_than_those_before():
+def test_remaining_graphs_need_no_more_each_than_earlier_ones():
     facts = {
         "mem_fraction_static_ratio": 0.9,
         "initial_free_bytes": 80 * GIB,
@@ -172,9 +172,7 @@ def test_without_the_figures_of_loading_their_names_are_told():
     now=st.floats(0.05, 0.97),
     tokens=st.sampled_from([2048, 4096, 8192, 16384]),
 )
-def test_a_raised_share_is_above_the_old_one_and_above_what_the_weights_take(
-    before, least, now, tokens
-):
+def test_raised_share_exceeds_the_old_one_and_the_weights(before, least, now, tokens):
     found = static_share_for_pool(
         incident(
             initial_free_bytes=before,
@@ -194,9 +192,7 @@ def test_a_raised_share_is_above_the_old_one_and_above_what_the_weights_take(
     share=st.floats(0.2, 0.98),
     least=st.floats(0.0, 0.9),
 )
-def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(
-    total, tried, free, share, least
-):
+def test_lowered_share_makes_room_and_leaves_a_pool(total, tried, free, share, least):
     found = static_share_for_tried(
         incident(
             device_total_bytes=total,
@@ -211,7 +207,7 @@ def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(
     assert found.value is None or (share - found.value) * total >= max(0, tried - free)
 
 
-def test_more_than_half_of_the_share_is_no_pool_that_could_give_it_back():
+def test_pool_above_half_the_share_could_not_give_it_back():
     figures = {
         "device_total_bytes": 80 * GIB,
         "device_free_bytes": 20 * GIB,
@@ -222,7 +218,7 @@ def test_more_than_half_of_the_share_is_no_pool_that_could_give_it_back():
     assert "80.00 GiB next to weights and pool does not fit in 80.00 GiB" in found.reason
 
 
-def test_attention_that_is_parallel_over_data_keeps_room_for_each_of_its_ranks():
+def test_data_parallel_attention_keeps_room_for_each_rank():
     facts = {
         "initial_free_bytes": 140 * GIB,
         "static_share_least_ratio": 0.5,

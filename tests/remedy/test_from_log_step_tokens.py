@@ -32,7 +32,7 @@ def test_what_was_refused_fits_in_what_was_free(tried, free, tokens):
         assert 512 <= value < tokens
 
 
-def test_the_tokens_that_ran_count_where_they_are_fewer_than_the_limit():
+def test_tokens_that_ran_count_if_below_the_limit():
     figures = {
         "tried_bytes": 4 * GIB,
         "device_free_bytes": 2 * GIB,
@@ -43,7 +43,7 @@ def test_the_tokens_that_ran_count_where_they_are_fewer_than_the_limit():
     assert step_tokens_for_tried(incident(**figures, step_tokens=4096)).value == 1792
 
 
-def test_no_step_is_small_enough_where_its_tokens_are_not_what_was_refused(subtests):
+def test_no_step_is_small_enough_for_other_refused_tokens(subtests):
     for name, more, why in [
         ("an encoder's input", {"multimodal_frames": True}, "an encoder reads an image at once"),
         ("enough was free", {"device_free_bytes": 5 * GIB}, "so the step is not too large"),

@@ -30,14 +30,14 @@ def test_as_many_pages_are_free_as_requests_need_one(free, needed):
         assert solution.blocked_by is not None
 
 
-def test_pages_are_not_what_is_missing_where_those_in_force_are_small_enough():
+def test_small_enough_pages_are_not_what_is_missing():
     figures = {"kv_slots_free_tokens": 4096, "kv_slots_needed_tokens": 100}
 
     assert page_for_requests(incident(**figures, block_size_tokens=64)).value == 32
     assert page_for_requests(incident(**figures, block_size_tokens=32)).value is None
 
 
-def test_a_prompt_takes_many_pages_of_which_the_message_gives_no_number():
+def test_prompt_needs_many_pages_of_an_unprinted_number():
     assert (
         page_for_requests(
             incident("prefill", kv_slots_free_tokens=4096, kv_slots_needed_tokens=100)

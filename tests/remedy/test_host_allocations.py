@@ -113,7 +113,7 @@ def solved(incident: Incident) -> dict[str, object]:
     return {patch.setting: patch.new for patch in incident.plan if patch.applicable}
 
 
-def test_slots_for_the_embedding_and_the_head_are_counted_with_those_of_the_layers(start):
+def test_slots_for_embedding_and_head_join_those_of_layers(start):
     args = {
         "max_model_len": 4096,
         "max_num_seqs": 32,
@@ -133,7 +133,7 @@ def test_slots_for_the_embedding_and_the_head_are_counted_with_those_of_the_laye
     assert "80% of what the host has besides the engine's own" in found.plan[0].reason
 
 
-def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the_length(start):
+def test_n_gram_drafter_table_is_named_and_solved_by_length(start):
     """The message rounds 40 GiB to three digits; its shape is exact."""
     args = {"max_model_len": 10485760, "max_num_seqs": 4, "kv_cache_memory_bytes": 2 * GIB}
     frames = [
@@ -154,7 +154,7 @@ def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the
     assert 0.7 * (FREE - 4 * GIB) < 1024 * 4 * length <= 0.8 * (FREE - 4 * GIB)
 
 
-def test_the_same_bytes_are_the_drafter_s_only_where_it_drafts_so(subtests, start):
+def test_equal_bytes_are_the_drafters_only_if_it_drafts_so(subtests, start):
     for drafts in ["None", "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=5)"]:
         with subtests.test(drafts=drafts):
             args = {"max_model_len": 10485760, "max_num_seqs": 4, "kv_cache_memory_bytes": 2 * GIB}
@@ -166,9 +166,7 @@ def test_the_same_bytes_are_the_drafter_s_only_where_it_drafts_so(subtests, star
 MANY = {"max_num_seqs": 16384, "max_num_batched_tokens": 65536}
 
 
-def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_requests_where_they_keep_it_long(
-    subtests, start
-):
+def test_images_profiled_together_are_cut_by_step_and_requests(subtests, start):
     """A step needs a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
     for user, limit, images, changed in [
         (
@@ -209,7 +207,7 @@ def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_request
             assert 2 * tried / images * (step // 4) < 0.8 * FREE  # two such tensors live at once
 
 
-def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start, monkeypatch):
+def test_cache_above_the_process_limit_is_shrunk_to_fit(start, monkeypatch):
     monkeypatch.setattr("oomguard.probe.host.read_available_bytes", lambda: 4 * GIB)
     args = {"max_model_len": 4096, "max_num_seqs": 8, "kv_cache_memory_bytes": 6_000_000_000}
     frames = [
@@ -224,7 +222,7 @@ def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start
     assert 0.6 * 2 * GIB <= solved(found)["kv_cache_memory_bytes"] <= 0.8 * 2 * GIB
 
 
-def test_a_step_that_holds_whole_prompts_is_no_smaller_than_the_longest(start, monkeypatch):
+def test_step_with_whole_prompts_is_at_least_the_longest(start, monkeypatch):
     monkeypatch.setattr("oomguard.probe.host.read_available_bytes", lambda: 2 * GIB + 2**27)
     args = {"max_model_len": 512, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 2**20}
     frames = [

@@ -141,7 +141,7 @@ def test_a_patch_says_all_a_person_needs():
     assert patch.applicable
 
 
-def test_what_may_be_done_comes_first_then_what_is_blocked_then_what_is_not_solved():
+def test_allowed_actions_come_before_blocked_and_unsolved():
     result = planned(
         fix("batch_size", lever="shrinks it", missing="rows: not printed"),
         fix("quantization", effect=Effect.CHANGES_OUTPUTS, value="'awq'"),
@@ -169,7 +169,7 @@ def test_the_setting_in_force_wins_over_the_fact_and_the_default():
     assert planned(fix("gpu_memory_utilization", value="0.95"), base=base).plan[0].old == 0.7
 
 
-def test_the_default_of_the_version_is_the_old_value_where_nothing_else_is_known():
+def test_version_default_is_the_old_value_if_nothing_is_known():
     base = replace(incident("cuda_oom"), framework="vllm", framework_version="0.32.0")
 
     assert planned(fix("gpu_memory_utilization", value="0.95"), base=base).plan[0].old == 0.92
@@ -194,7 +194,7 @@ def test_a_fix_whose_condition_does_not_hold_is_left_out():
     )
 
 
-def test_a_fix_whose_condition_is_unknown_is_listed_and_never_applied():
+def test_fix_with_an_unknown_condition_is_listed_not_applied():
     result = planned(fix("enforce_eager", value="True", when=["cudagraph_bytes > 0.0"]))
 
     (patch,) = result.plan
@@ -275,7 +275,7 @@ def test_a_floor_leaves_nothing_to_apply():
     assert next_patch(assessed(incident(**TOO_LONG), policy)) is None
 
 
-def test_a_byte_count_the_user_wrote_is_an_alternative_and_no_patch():
+def test_byte_count_of_the_user_is_an_alternative_not_a_patch():
     facts = {
         "max_model_len_tokens": 32768,
         "kv_cache_needed_bytes": 21474836,
@@ -329,7 +329,7 @@ def test_the_pool_s_own_memory_is_not_taken_for_a_neighbour_s():
     assert proposed["gpu_memory_utilization"] is None or proposed["gpu_memory_utilization"] > 0.5
 
 
-def test_what_a_weak_cause_changes_comes_after_what_a_sure_one_changes(subtests):
+def test_weak_causes_changes_come_after_a_sure_ones(subtests):
     sure, weak = (
         fix("max_num_batched_tokens", lever="less", missing="how much"),
         fix("enforce_eager", value="True"),
@@ -354,11 +354,11 @@ def test_a_value_that_is_no_number_is_not_solved(subtests):
             assert planned(fix("batch_size", value=value)).plan[0].new is None
 
 
-def test_a_value_of_another_type_than_the_setting_s_is_not_solved():
+def test_value_of_a_wrong_type_is_not_solved():
     assert planned(fix("batch_size", value="'many'")).plan[0].new is None
 
 
-def test_a_rule_of_an_unknown_setting_is_the_rule_author_s_mistake(subtests):
+def test_rule_for_an_unknown_setting_is_the_authors_error(subtests):
     for way in [
         {"value": "1.0"},
         {"solve": "rows_that_fit"},
@@ -368,12 +368,12 @@ def test_a_rule_of_an_unknown_setting_is_the_rule_author_s_mistake(subtests):
             planned(fix("batchsize", **way))
 
 
-def test_a_rule_of_an_unknown_solver_is_the_rule_author_s_mistake():
+def test_rule_with_an_unknown_solver_is_the_authors_error():
     with pytest.raises(OomguardError, match="nothing_like_it"):
         planned(fix("batch_size", solve="nothing_like_it"))
 
 
-def test_a_value_for_a_setting_of_unknown_origin_is_solved_and_not_applied():
+def test_value_for_a_setting_of_unknown_origin_is_not_applied():
     facts = {name: value for name, value in TOO_LONG.items() if not name.endswith("_set")}
 
     result = assessed(incident(complete=False, **facts))
@@ -474,7 +474,7 @@ def test_a_plan_is_ordered_and_says_why(kind, facts, policy, complete):
             assert patch.effect <= policy.allow
 
 
-def test_an_alternative_is_what_is_done_once_the_user_ruled_out_what_is_better(subtests):
+def test_alternative_is_used_once_the_better_one_is_ruled_out(subtests):
     for pinned, applied in [((), ["max_num_seqs"]), (("max_num_seqs",), ["max_model_len"])]:
         with subtests.test(pinned=pinned, applied=applied):
             result = planned(

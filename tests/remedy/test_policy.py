@@ -48,7 +48,7 @@ def test_output_preserving_patches_are_always_permitted(subtests):
             assert blocks(Policy(), UP, set_by_user=set_by_user, complete=False) is None
 
 
-def test_reduced_capacity_is_permitted_on_what_the_user_left_alone():
+def test_reduced_capacity_is_permitted_on_untouched_settings():
     assert blocks(Policy(), DOWN, set_by_user=False) is None
 
 
@@ -63,7 +63,7 @@ def test_a_setting_missing_from_a_complete_list_was_left_alone():
     assert blocks(Policy(), DOWN, set_by_user=None, complete=True) is None
 
 
-def test_a_setting_missing_from_an_incomplete_list_may_have_been_set():
+def test_setting_missing_from_an_incomplete_list_may_be_set():
     why = blocks(Policy(), DOWN, set_by_user=None, complete=False)
 
     assert why == "you may have set it; --allow reduces-capacity permits it"
@@ -85,7 +85,7 @@ def test_changed_outputs_are_never_permitted_by_default(subtests):
             assert "changes outputs" in blocks(Policy(), QUANTISE, set_by_user=set_by_user)
 
 
-def test_an_explicit_limit_permits_up_to_it_on_every_setting_and_forbids_the_rest(subtests):
+def test_explicit_limit_permits_every_setting_up_to_it(subtests):
     for allow in list(Effect):
         for change in [UP, DOWN, QUANTISE]:
             for set_by_user in [True, False]:
@@ -135,14 +135,14 @@ def test_a_byte_count_the_user_did_not_write_may_be_raised():
     assert blocks(Policy(), ("kv_cache_memory_bytes", 1000, 2000), set_by_user=False) is None
 
 
-def test_a_byte_count_the_user_wrote_may_be_lowered_where_that_is_allowed():
+def test_byte_count_of_the_user_is_lowered_only_if_allowed():
     change = ("kv_cache_memory_bytes", 2000, 1000)
 
     assert blocks(Policy(), change, set_by_user=True).startswith("you set it")
     assert blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True) is None
 
 
-def test_a_byte_count_the_user_wrote_and_nobody_could_read_is_not_raised_either(subtests):
+def test_unreadable_byte_count_of_the_user_is_not_raised(subtests):
     for old in [None, "8G"]:
         with subtests.test(old=old):
             change = ("kv_cache_memory_bytes", old, 2000)
@@ -189,7 +189,7 @@ def test_of_two_needs_the_larger_one_counts():
     assert policy.needed["max_model_len"] == LeastValue(9, "a")
 
 
-def test_what_is_pinned_or_below_a_floor_is_out_of_question_and_what_may_be_allowed_is_not():
+def test_pinned_or_floored_change_is_out_of_question():
     blocked = {
         why: replace(patch(*DOWN), blocked_by=why)
         for why in ("pinned", "below your floor of 9", "you set it: --allow x", None)
@@ -197,7 +197,7 @@ def test_what_is_pinned_or_below_a_floor_is_out_of_question_and_what_may_be_allo
     assert [is_out_of_question(one) for one in blocked.values()] == [True, True, False, False]
 
 
-def test_an_argument_that_nothing_here_changes_may_be_pinned_and_a_slip_may_not():
+def test_unchangeable_argument_can_be_pinned_and_a_typo_not():
     assert make_policy(pinned=["--disable-hybrid-kv-cache-manager"]).pinned == {
         "disable_hybrid_kv_cache_manager"
     }

@@ -39,7 +39,7 @@ def plan_of(*log: str, given: dict[str, SettingInForce] | None = None) -> dict[s
     return {p.setting: p for p in found.plan}
 
 
-def test_an_assumed_default_is_not_the_present_value_and_nothing_is_changed_by_itself():
+def test_assumed_default_is_not_the_present_value():
     assert present_value(SHARE, incident()) is None
     assert why_blocked(patch(), incident(), Policy()) == (
         "its present value is not shown (0.92, the default, is assumed)"
@@ -58,7 +58,7 @@ def test_without_a_version_no_default_is_named():
     )
 
 
-def test_where_all_settings_are_listed_one_that_is_not_is_its_default_and_known():
+def test_unlisted_setting_is_a_known_default_in_a_full_list():
     assert present_value(SHARE, incident(complete=True)) == 0.92
     assert why_blocked(patch(), incident(complete=True), Policy()) is None
 
@@ -68,7 +68,7 @@ def test_a_printed_value_is_known():
     assert (present_value(SHARE, known), why_blocked(patch(), known, Policy())) == (0.5, None)
 
 
-def test_a_switch_and_what_a_call_takes_are_set_whatever_they_are_now(subtests):
+def test_switch_and_call_arguments_are_set_whatever_they_are(subtests):
     for setting, new in [
         ("enforce_eager", True),
         ("batch_size", 4),
@@ -78,7 +78,7 @@ def test_a_switch_and_what_a_call_takes_are_set_whatever_they_are_now(subtests):
             assert why_blocked(patch(setting, new), incident(), Policy()) is None
 
 
-def test_requested_over_total_tells_the_share_and_it_is_raised_from_there():
+def test_requested_over_total_gives_the_share_to_raise():
     raised = plan_of(STARTED, REQUESTED, TOO_LONG)[SHARE]
     assert raised.old == 0.028
     assert 0.028 < raised.new < 0.04

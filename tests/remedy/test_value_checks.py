@@ -103,7 +103,7 @@ def test_a_share_is_no_more_than_the_fullest_device_has_free():
         ),
     ],
 )
-def test_a_larger_kv_cache_is_offered_only_if_the_device_has_room_for_it(facts, said):
+def test_larger_kv_cache_is_offered_only_if_it_fits(facts, said):
     base = incident("kv_cache_too_small_for_max_len", kv_cache_available_bytes=2 * GIB, **facts)
     found = why("kv_cache_memory_bytes", 8 * GIB, base)
 
@@ -149,7 +149,7 @@ def test_more_ranks_are_not_planned_for_devices_that_lack_their_share():
     assert "less than the weights" in other.why_not
 
 
-def test_a_length_below_the_command_s_own_requests_is_not_offered():
+def test_length_below_the_commands_requests_is_not_offered():
     log = (
         "$ vllm bench throughput --model example/m-8b --max-model-len 32768 --input-len 20000 --output-len 1000\n"
         "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is needed, which "

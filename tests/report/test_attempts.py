@@ -39,7 +39,7 @@ def attempts(incident):
     return [failed, ran]
 
 
-def test_a_row_says_what_was_changed_and_predicted_beside_measured(attempts):
+def test_row_shows_changes_and_predicted_next_to_measured(attempts):
     _, first, second = attempt_rows(attempts)
 
     assert first == ("1", "nothing", "kv cache too small for max len", "", "12.3 s")
@@ -52,7 +52,7 @@ def test_a_row_says_what_was_changed_and_predicted_beside_measured(attempts):
     )
 
 
-def test_the_page_holds_the_attempts_as_a_table_and_what_was_reduced(attempts, diagnosis_of_all):
+def test_page_has_attempts_as_a_table_and_reductions(attempts, diagnosis_of_all):
     page = report_text(".html", diagnosis_of_all, attempts)
 
     assert page.count("<thead>") == 1
@@ -84,7 +84,7 @@ def test_the_json_holds_the_attempts(attempts, diagnosis_of_all):
     assert found["reduced"] == reduction_sentence(attempts)
 
 
-def test_nothing_is_said_of_reduced_settings_where_the_last_attempt_failed(attempts):
+def test_failed_last_attempt_mentions_no_reduced_settings(attempts):
     assert reduction_sentence(attempts[::-1]) is None
 
 

@@ -41,7 +41,7 @@ def test_a_rest_within_the_rounding_is_not_named():
     assert len(segments(budget(1000 * GIB, 995 * GIB))) == 1
 
 
-def test_parts_that_add_up_to_more_than_the_device_are_shares_of_their_sum():
+def test_parts_beyond_the_device_are_shares_of_their_sum():
     assert [part.ratio for part in segments(budget(GIB, 3 * GIB, GIB))] == [0.75, 0.25]
 
 

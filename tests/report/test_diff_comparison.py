@@ -91,7 +91,7 @@ def test_settings_that_are_the_same_are_named_below_the_table(comparison):
     assert "seed 7 7 same" not in shown
 
 
-def test_explanations_the_unknown_and_the_failure_with_its_first_fix_follow(comparison):
+def test_explanations_unknown_facts_and_first_fix_follow(comparison):
     text = " ".join(lines(drawn(comparison)))
     order = [
         "0.12.0 -> 0.32.0: the KV cache lost 2.0 GiB",
@@ -152,7 +152,7 @@ def test_json_holds_changes_the_same_and_what_one_log_leaves_out(comparison):
     assert answer["explanations"][0] == {"text": "It takes 2.00 GiB.", "kv_cache_bytes": -2 * GIB}
 
 
-def test_json_holds_both_starts_with_the_contracts_words_and_the_source_as_given(comparison):
+def test_json_has_both_starts_in_the_contracts_words(comparison):
     answer = to_difference_dict(comparison)
     assert answer["old"]["outcome"] == "worked"
     assert answer["old"]["incident"] is None

@@ -21,7 +21,7 @@ def shown(*checks: Check, encoding: str = "utf-8") -> str:
     return raw.getvalue().decode(encoding)
 
 
-def test_each_check_is_one_line_with_its_mark_and_its_advice_below():
+def test_each_check_is_a_marked_line_with_advice_below():
     text = shown(
         Check("a", "ok", "all is well"), Check("b", "problem", "no plugin", "pip install .")
     )
@@ -47,7 +47,7 @@ def test_secrets_are_masked_in_both_forms():
         assert "hf_abcdefghijklmnopqrstuv" not in text
 
 
-def test_terminal_escapes_of_a_variable_do_not_reach_the_terminal():
+def test_escapes_of_a_variable_do_not_reach_the_terminal():
     assert "\x1b" not in shown(Check("a", "ok", "NAME=\x1b[31mred\x1b]0;title\x07"))
 
 

@@ -302,7 +302,7 @@ def _on_a_terminal(diagnosis: Diagnosis) -> str:
     return console.file.getvalue()
 
 
-def test_an_alternative_that_no_value_of_a_setting_makes_names_the_setting_alone():
+def test_alternative_without_a_value_names_only_the_setting():
     for form in [to_markdown, to_html, _on_a_terminal]:
         other = Alternative("device", None, "one of 24 GiB would do")
         told = form(Diagnosis("", (Incident("cuda_oom", "boom", alternatives=(other,)),)))
@@ -310,7 +310,7 @@ def test_an_alternative_that_no_value_of_a_setting_makes_names_the_setting_alone
         assert "None" not in told, form
 
 
-def test_a_contradiction_of_the_printed_numbers_is_one_line_of_every_form(incident):
+def test_contradicting_numbers_are_one_line_in_every_format(incident):
     text = "11.30 GiB in tensors, but the device has 8.00 GiB"
     diagnosis = Diagnosis("error.log", (replace(incident, budget=Budget(8 * 2**30, (), text)),))
 

@@ -68,7 +68,7 @@ def printed(draw, *arguments, width=100) -> str:
     return console.file.getvalue()
 
 
-def test_the_table_has_when_how_it_ended_what_failed_and_predicted_beside_measured():
+def test_table_has_time_end_failure_and_predictions():
     for width in (80, 200):
         text = " ".join(printed(print_runs, [repaired(7)], width=width).split())
         expected = (
@@ -82,7 +82,7 @@ def test_the_table_has_when_how_it_ended_what_failed_and_predicted_beside_measur
         assert not missing, f"missing at {width} columns: {missing}"
 
 
-def test_no_line_is_wider_than_the_screen_and_what_failed_has_half_of_it():
+def test_no_line_exceeds_the_screen_and_failures_have_half():
     for width in (20, 40, 59, 60, 80):
         lines = printed(
             print_runs, [repaired(7), run(6, attempt(1, 143))], width=width
@@ -93,7 +93,7 @@ def test_no_line_is_wider_than_the_screen_and_what_failed_has_half_of_it():
         assert sum("batch_too_large" in line for line in lines) == 1, f"{width} columns"
 
 
-def test_the_first_runs_are_shown_before_the_last_are_read_and_all_in_the_same_columns():
+def test_first_runs_are_shown_before_the_last_are_read():
     console = Console(file=io.StringIO(), width=100, highlight=False)
     seen: list[int] = []
 
@@ -116,7 +116,7 @@ def test_the_first_runs_are_shown_before_the_last_are_read_and_all_in_the_same_c
     assert sum(not line.strip() for line in lines) == 2
 
 
-def test_a_run_in_full_names_what_is_known_of_it_and_says_what_is_not():
+def test_full_run_view_names_known_and_unknown_facts():
     known = run(
         1,
         attempt(1, 0),
@@ -191,7 +191,7 @@ def test_only_a_run_that_worked_with_changes_taught_something():
     assert learned_words(run(1, attempt(1, 1, OOM, (PATCH,)))) is None
 
 
-def test_an_attempt_that_has_not_ended_has_no_result_no_time_and_reduced_nothing_yet():
+def test_unfinished_attempt_has_no_result_and_no_time():
     going = run(1, attempt(1, 1, OOM), attempt(2, None, None, (PATCH,)))
     text = printed(print_run, going)
     assert text.splitlines()[0] == "run 1: not ended"
@@ -202,7 +202,7 @@ def test_an_attempt_that_has_not_ended_has_no_result_no_time_and_reduced_nothing
     assert json.loads(run_json(going))["attempts"][1]["seconds"] is None
 
 
-def test_failures_of_something_else_than_memory_stand_in_the_list_too():
+def test_other_failures_than_memory_are_in_the_list_too():
     first = [
         replace(attempt(number, status), is_followed=True)
         for number, status in ((1, 3), (2, 3), (3, 7))
@@ -212,7 +212,7 @@ def test_failures_of_something_else_than_memory_stand_in_the_list_too():
     assert "2 attempts failed: exit status 3 1 attempt failed: exit status 7" in text
 
 
-def test_a_hang_that_ended_the_run_stands_in_the_list_with_its_reason():
+def test_hang_that_ended_the_run_is_listed_with_its_reason():
     hung = attempt(1, 143)
     hung = replace(
         hung, attempt=replace(hung.attempt, error="the server hangs: x"), why="the server hangs: x"

@@ -24,7 +24,7 @@ def as_bash_reads(line: str) -> list[bytes]:
     )[:-1]
 
 
-def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets():
+def test_pasteable_command_keeps_home_folders_and_names_secrets():
     line, notes = to_paste(run("sh", "/home/alice/my job.sh", "--key", "***", folder="/home/alice"))
 
     assert line == "sh '/home/alice/my job.sh' --key '***'"
@@ -32,7 +32,7 @@ def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets(
     assert "/home/alice" in notes[1]
 
 
-def test_characters_that_a_terminal_does_not_show_stay_and_are_told():
+def test_invisible_characters_stay_and_are_reported():
     for word in [
         "a\rb",
         "\x1b[31mred",

@@ -206,7 +206,7 @@ def test_text_of_the_log_cannot_break_out_of_the_json():
     assert parsed(line)["incidents"][0]["causes"][0]["evidence"][0].endswith('"}]} \u2028 \\" end')
 
 
-def test_the_new_keys_of_an_incident_hold_its_start_its_ranks_and_its_parents(diagnosis_of_all):
+def test_new_incident_keys_hold_start_ranks_and_parents(diagnosis_of_all):
     (incident,) = json.loads(to_json(diagnosis_of_all))["incidents"]
 
     assert incident["start"] == 2

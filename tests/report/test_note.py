@@ -8,7 +8,7 @@ from oomguard.report.note import note
 from oomguard.rules.action_table import ActionTable
 
 
-def test_a_note_says_what_happened_why_what_was_tried_and_what_to_change():
+def test_note_says_what_happened_why_and_what_next():
     patch = Patch(
         "batch_size", 16, 8, Effect.OUTPUT_PRESERVING, "8 rows fit", as_kwarg="batch_size=8"
     )

@@ -17,7 +17,7 @@ def test_it_is_a_fragment_that_runs_and_loads_nothing(diagnosis_of_all):
     assert not re.search(r"<(?:html|body|script|link|img|iframe|h1)\b|url\(|@import|https?:", text)
 
 
-def test_a_diagnosis_shows_itself_in_a_notebook_that_imports_nothing_but_the_record():
+def test_notebook_view_of_a_diagnosis_imports_only_the_record():
     made = "from oomguard.core.incident import Diagnosis; print(Diagnosis('a.log')._repr_html_())"
     shown = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
 

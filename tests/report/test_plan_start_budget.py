@@ -83,7 +83,7 @@ def test_why_it_does_not_fit_stands_beside_the_verdict():
     )
 
 
-def test_prompt_logprobs_are_told_apart_from_what_a_start_reserves():
+def test_prompt_logprobs_differ_from_what_a_start_reserves():
     assert "prompt logprobs take up to 2.00 GiB more" in shown(
         replace(BUDGET, prompt_logprobs_bytes=2 * GIB)
     )

@@ -21,7 +21,7 @@ def test_the_record_itself_is_not_changed(incident):
     assert laden.message == "api_key=abc"
 
 
-def test_a_setting_is_hidden_by_its_name_whatever_its_value_looks_like(incident):
+def test_setting_is_masked_by_its_name_whatever_its_value(incident):
     laden = replace(
         incident, settings={"api_key": SettingInForce("api_key", "abc", True, "printed")}
     )

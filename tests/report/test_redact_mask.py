@@ -235,7 +235,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
     st.integers(0, 10**7),
     st.sampled_from(["", "/home/alice/", "prompt: 'x' "]),
 )
-def test_masking_never_changes_the_numbers_of_an_allocator_s_message(sizes, pid, before):
+def test_masking_keeps_the_numbers_of_allocator_messages(sizes, pid, before):
     message = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {0}. GPU 0 has a total capacity of {1} of which {2} is "
         "free. Process {pid} has {3} memory in use. Including non-PyTorch memory, this process has {4} memory in use. Of the "
@@ -287,7 +287,7 @@ PIECES = st.sampled_from(
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(PIECES, max_size=30).map("".join))
-def test_masking_twice_is_masking_once_for_what_looks_like_secrets(text):
+def test_masking_twice_equals_masking_once(text):
     assert mask(mask(text)) == mask(text)
 
 

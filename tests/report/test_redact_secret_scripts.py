@@ -41,7 +41,7 @@ def test_a_secret_ends_where_the_shell_s_word_ends():
         ["ssh", "host", "API_KEY=aaa; sh job.sh"],
     ],
 )
-def test_a_value_that_may_be_a_whole_argument_is_hidden_whole_and_told_apart_from_a_secret_alone(
+def test_possible_whole_argument_is_masked_and_distinguished(
     argv: list[str],
 ):
     masked = mask_command(argv)
@@ -71,7 +71,7 @@ SECRETS = st.text("abcXYZ019'\"$ ;&|()\\\n=*", min_size=6, max_size=12).map(
     secret=SECRETS,
     key=st.sampled_from(["export API_KEY=", "HF_TOKEN=", "serve --api-key=", "serve --hf-token "]),
 )
-def test_whatever_a_quoted_secret_holds_is_hidden_and_what_follows_stays(secret: str, key: str):
+def test_quoted_secret_is_masked_whole_and_the_rest_stays(secret: str, key: str):
     word = shlex.quote(secret)
     (_shell, _c, masked) = mask_command(["sh", "-c", f"{key}{word}; sh job.sh --n 1"])
 

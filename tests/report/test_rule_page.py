@@ -66,7 +66,7 @@ def test_every_fix_is_there_with_its_effect_and_its_cost():
             assert " ".join(fix.tradeoff.split()) in fixes, rule.code
 
 
-def test_the_meaning_and_the_example_are_rendered_from_the_rule_s_own_test():
+def test_meaning_and_example_come_from_the_rules_own_test():
     text = page(RULES.rule("OG201"))
 
     said = "One request of 32768 tokens needs 20.48 MiB of KV cache, but 0.95 MiB is available, enough for 1792 tokens."
@@ -118,7 +118,7 @@ def test_a_rule_without_tests_and_fixes_still_has_a_page():
     assert "## Example" not in text
 
 
-def test_no_text_of_a_rule_file_reaches_a_terminal_with_escapes_or_breaks_the_page():
+def test_rule_file_text_cannot_break_terminal_or_page():
     for field in ["title", "why", "confirm", "since", "status"]:
         text = page(RULES.rule("OG201"), **{field: "\x1b[31mred\x1b[0m\n## Example\n```"})
 
@@ -152,7 +152,7 @@ def test_the_index_links_each_rule_and_names_each_signature():
         assert f"| {signature.name} | " in text
 
 
-def test_every_signature_is_shown_with_its_wordings_and_its_tests():
+def test_every_signature_is_shown_with_wordings_and_tests():
     for signature in RULES.signatures:
         text = signature_page(signature, file="rules/x.toml", group_facts={})
 
@@ -162,7 +162,7 @@ def test_every_signature_is_shown_with_its_wordings_and_its_tests():
         assert Markdown(text).parsed, signature.path
 
 
-def test_the_groups_of_a_pattern_are_shown_as_the_facts_they_fill():
+def test_pattern_groups_are_shown_as_the_facts_they_fill():
     signature = next(s for s in RULES.signatures if s.name == "vllm/kv_cache_too_small_for_max_len")
     text = signature_page(
         signature, file="x", group_facts={"kv_cache_needed": "kv_cache_needed_bytes"}

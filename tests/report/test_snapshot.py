@@ -130,7 +130,7 @@ def freed_since(action: str) -> Diagnosis:
     return read(made.snapshot())
 
 
-def test_every_form_says_of_which_moment_the_blocks_are_and_what_was_refused_first():
+def test_every_format_names_the_moment_and_the_first_refusal():
     first = "the last of 2 failed allocations in this history. The first: 100.00 MiB could not be allocated at job/first.py:9 ask."
     for form in FORMS:
         undone, lost = (
@@ -146,7 +146,7 @@ def test_every_form_says_of_which_moment_the_blocks_are_and_what_was_refused_fir
         assert "block that it could use" not in lost, form.__name__
 
 
-def test_json_has_the_refusals_before_the_last_and_of_which_moment_the_blocks_are():
+def test_json_has_the_earlier_refusals_and_the_moment():
     device = json.loads(to_json(freed_since("segment_unmap")))["snapshot"]["devices"][0]
     assert device["earlier_refusals"] == [
         {

@@ -165,7 +165,7 @@ def test_an_escape_in_the_log_does_not_reach_the_terminal():
 
 
 @pytest.mark.parametrize("log", [["all is well"], [NONE_LEFT]], ids=["healthy", "oom"])
-def test_an_escape_in_the_name_of_the_log_does_not_reach_the_terminal(log):
+def test_escape_in_a_log_name_does_not_reach_the_terminal(log):
     assert "\x1b" not in shown(diagnosis(*log, source="\x1b[2J.log"))
 
 

@@ -74,7 +74,7 @@ def test_the_table_is_no_wider_than_the_terminal(monkeypatch):
         assert max(map(len, table_text(WATCHED).splitlines())) <= columns
 
 
-def test_of_many_calls_the_failed_and_the_largest_are_shown_and_the_rest_counted():
+def test_failed_and_largest_calls_are_shown_and_others_counted():
     small = [
         SeenCall("forward", "call", float(i), 0.1, uses=(replace(USE, peak_bytes=i),))
         for i in range(100)
@@ -119,7 +119,7 @@ def test_the_csv_of_samples_has_each_counter_at_each_moment():
     }
 
 
-def test_the_plot_has_a_line_for_each_counter_the_limit_the_calls_failures_and_marks():
+def test_plot_has_counters_limit_calls_failures_and_marks():
     (panel,) = figure(WATCHED).axes
 
     lines = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
@@ -134,7 +134,7 @@ def test_the_plot_has_a_line_for_each_counter_the_limit_the_calls_failures_and_m
     assert "peak of a call" in [text.get_text() for text in panel.get_legend().get_texts()]
 
 
-def test_a_plot_has_a_panel_for_each_device_and_small_sizes_in_mib():
+def test_plot_has_a_panel_per_device_and_small_sizes_in_mib():
     other = Counter("cuda:1", "allocated")
     small = Timeline(seconds=1.0, samples=(Sample(0.0, {CARD: 2**20, other: 2**21}),))
     first, second = figure(small).axes
@@ -174,7 +174,7 @@ def events(timeline, phase):
     ]
 
 
-def test_the_trace_has_calls_with_their_attempts_counters_and_marks_in_microseconds():
+def test_trace_has_calls_attempts_counters_and_marks():
     call, failed, ran, span = events(WATCHED, "X")
     assert (call["name"], call["cat"], call["ts"], call["dur"]) == (
         "LlamaForCausalLM.generate",
@@ -199,7 +199,7 @@ def test_the_trace_has_calls_with_their_attempts_counters_and_marks_in_microseco
     assert (mark["name"], mark["ts"]) == ("papers done", 4.65e6)
 
 
-def test_slices_of_one_track_nest_and_calls_that_were_added_up_are_left_out():
+def test_slices_of_a_track_nest_without_summed_calls():
     overlapping = [SeenCall("forward", "call", i * 0.7, 1.0 + i % 3) for i in range(20)]
     summed_up = replace(CALL, calls=5)
     tracks = defaultdict(list)
@@ -213,7 +213,7 @@ def test_slices_of_one_track_nest_and_calls_that_were_added_up_are_left_out():
             assert not crossing, f"{(began, ended)} and {crossing} overlap without nesting"
 
 
-def test_a_watch_as_the_last_line_of_a_cell_is_a_plot_if_matplotlib_is_there(monkeypatch):
+def test_watch_at_a_cells_end_is_a_plot_with_matplotlib(monkeypatch):
     with Watch() as seen:
         pass
     assert seen._repr_png_().startswith(b"\x89PNG")
@@ -248,7 +248,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     assert not (tmp_path / "watch.png").exists()
 
 
-def test_a_watch_writes_what_it_saw_and_names_a_file_that_cannot_be_written(tmp_path):
+def test_watch_writes_its_rows_and_names_an_unwritable_file(tmp_path):
     with Watch() as seen:
         pass
     for form in ("csv", "png", "trace"):

@@ -77,9 +77,7 @@ def test_nothing_that_failed_is_chosen_again(policy, plans, carries, stop_after)
 
 
 @runs
-def test_attempts_are_numbered_from_one_and_each_has_the_patches_chosen_after_the_last(
-    policy, plans, carries, stop_after
-):
+def test_attempts_are_numbered_and_have_the_chosen_patches(policy, plans, carries, stop_after):
     ledger = Ledger(policy)
     chosen, begun = play(ledger, plans, carries, stop_after)
     assert [attempt.number for attempt in ledger.attempts] == list(
@@ -91,9 +89,7 @@ def test_attempts_are_numbered_from_one_and_each_has_the_patches_chosen_after_th
 
 
 @runs
-def test_the_settings_of_an_attempt_are_all_that_was_changed_so_far(
-    policy, plans, carries, stop_after
-):
+def test_attempt_settings_are_all_changes_so_far(policy, plans, carries, stop_after):
     ledger = Ledger(policy, {"batch_size": 8})
     _, begun = play(ledger, plans, carries, stop_after)
     settings = {"batch_size": 8}
@@ -186,7 +182,7 @@ def test_what_is_no_memory_failure_is_not_remedied(kind):
     assert Ledger(Policy()).choose(failure(patch(), kind=kind), carried(NAMES)) == ()
 
 
-def test_a_token_budget_that_is_too_small_for_one_image_is_raised_though_no_memory_ran_out():
+def test_token_budget_below_one_image_is_raised_without_an_oom():
     raised = patch()
     assert Ledger(Policy()).choose(failure(raised, kind="encoder_budget"), carried(NAMES)) == (
         raised,
@@ -207,7 +203,7 @@ def test_a_run_that_succeeds_at_once_makes_one_attempt():
     assert [attempt.succeeded for attempt in ledger.attempts] == [True]
 
 
-def test_an_attempt_that_ran_and_failed_later_is_taken_back_and_keeps_its_number():
+def test_attempt_that_failed_later_keeps_its_number():
     ledger = Ledger(Policy(max_attempts=2))
     rounds = ledger.rounds()
     next(rounds)
@@ -219,7 +215,7 @@ def test_an_attempt_that_ran_and_failed_later_is_taken_back_and_keeps_its_number
     assert ledger.choose(failed.incident, carried(NAMES)) == (patch(),)
 
 
-def test_relaunches_count_anew_once_an_attempt_did_what_it_was_for():
+def test_relaunches_restart_counting_after_a_useful_attempt():
     ledger = Ledger(Policy(max_attempts=2))
     for _, _ in zip(range(2), ledger.rounds(), strict=False):
         ledger.end(failure(patch()), error="EngineDeadError")

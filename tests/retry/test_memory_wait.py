@@ -46,7 +46,7 @@ def test_memory_that_comes_back_late_is_waited_for(answers):
     assert len(answers) == 1
 
 
-def test_what_is_still_held_is_told_with_the_process_its_command_and_its_share(answers):
+def test_memory_still_in_use_is_reported_with_its_process(answers):
     command = [
         sys.executable,
         "-c",

@@ -73,7 +73,7 @@ def test_a_share_is_never_raised_when_the_device_itself_was_full():
         assert "gpu_memory_utilization up" not in actions(of("cuda_oom", cause, "vllm", "decode"))
 
 
-def test_an_allocator_option_is_not_offered_for_memory_that_is_not_there():
+def test_allocator_option_is_not_offered_for_absent_memory():
     planned = Patch(
         "allocator_options", None, "expandable_segments:True", Effect.OUTPUT_PRESERVING, "pieces"
     )

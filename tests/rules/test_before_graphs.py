@@ -10,7 +10,7 @@ POOLS = "with 24.00 MiB allocated in private pools (e.g., CUDA Graphs), "
 CACHE = "(EngineCore_DP0 pid=7) INFO 01-17 20:30:41 [kv_cache_utils.py:1087] GPU KV cache size: 24,976 tokens"
 
 
-def test_without_graphs_the_cause_is_unknown_and_one_command_decides() -> None:
+def test_unknown_cause_without_graphs_has_a_deciding_command() -> None:
     incident = oomguard.diagnose("\n".join((FRAME, OOM.format("")))).incidents[0]
     assert incident.causes[0].id == "unknown"
     assert incident.missing is not None

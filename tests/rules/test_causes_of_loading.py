@@ -87,9 +87,7 @@ def test_weights_that_do_not_fit_are_named_before_a_batch(
 
 
 @pytest.mark.parametrize("reads_model", [False, True])
-def test_slots_of_adapters_that_do_not_fit_beside_the_weights_are_no_fault_of_the_weights(
-    tmp_path, reads_model
-):
+def test_adapter_slots_that_do_not_fit_are_not_blamed_on_weights(tmp_path, reads_model):
     """The slots of the embedding alone, 64 of rank 256, are 3.91 GiB; each takes as much again for the head."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     frames = [

@@ -235,7 +235,7 @@ def test_the_nearest_fact_is_suggested_for_an_unknown_one():
     assert suggestion("zzz", ("tried_bytes", "model")) is None
 
 
-def test_a_mistake_in_a_long_expression_is_shown_with_what_stands_around_it():
+def test_error_in_a_long_expression_is_shown_with_context():
     error = mistake("tried_bytes > 1 and " * 90 + "nope > 1")
 
     assert error.column == 20 * 90 + 1

@@ -208,7 +208,7 @@ def test_a_condition_is_no_evidence():
     assert cause.evidence == ()
 
 
-def test_the_line_of_the_message_and_of_each_fact_used_is_evidence():
+def test_message_line_and_used_fact_lines_are_evidence():
     seen = Incident(
         "cuda_oom",
         "boom",

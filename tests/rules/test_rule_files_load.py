@@ -74,7 +74,7 @@ def swap(base: str, old: str, new: str) -> str:
     return base.replace(old, new, 1)
 
 
-def test_a_good_rule_and_a_good_signature_are_added_to_the_shipped_ones(tmp_path):
+def test_valid_rule_and_signature_join_the_shipped_ones(tmp_path):
     write(tmp_path, RULE, "rule.toml")
     write(tmp_path, SIGNATURE, "signature.toml")
     shipped = load_rules()
@@ -177,7 +177,7 @@ def test_a_condition_that_is_no_text_is_refused(tmp_path):
     assert refused(tmp_path, swap(RULE, '["tried_bytes > 1.0"]', "[3]")).key == "when[0]"
 
 
-def test_the_operators_of_older_rule_files_are_refused_with_their_new_spelling(tmp_path):
+def test_old_operators_are_refused_with_their_new_spelling(tmp_path):
     error = refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "tried_bytes > 1.0 && lora == true"))
 
     assert (error.key, error.column) == ("when[0]", 19)
@@ -300,9 +300,7 @@ def test_a_folder_named_like_a_rule_file_is_refused(tmp_path):
     ],
     ids=["FIFO", "device"],
 )
-def test_what_is_named_like_a_rule_file_and_is_none_is_refused_and_not_waited_for(
-    tmp_path, make, said
-):
+def test_false_rule_file_is_refused_without_waiting(tmp_path, make, said):
     make(tmp_path / "x.toml")
 
     with pytest.raises(RuleError, match=f"x.toml: cannot read the file: {said}"):
@@ -465,7 +463,7 @@ def test_a_fact_of_the_wrong_type_in_a_wording_is_refused(tmp_path, value):
     refused(tmp_path, swap(SIGNATURE, "source =", f"facts = {{ tried_bytes = {value} }}\nsource ="))
 
 
-def test_the_line_is_that_of_the_second_fix_when_the_second_fix_is_at_fault(tmp_path):
+def test_line_of_the_second_fix_is_shown_if_it_is_at_fault(tmp_path):
     second = '[[fix]]\nsetting = "max_num_seqs"\neffect = "reduces-capacty"\nvalue = "1.0"\n'
 
     error = refused(tmp_path, swap(RULE, "[[reference]]", f"{second}[[reference]]"))
@@ -474,7 +472,7 @@ def test_the_line_is_that_of_the_second_fix_when_the_second_fix_is_at_fault(tmp_
     assert error.line == 20
 
 
-def test_the_caret_of_an_expression_of_two_lines_stands_under_the_line_at_fault(tmp_path):
+def test_caret_is_under_the_faulty_line_of_an_expression(tmp_path):
     error = refused(tmp_path, swap(RULE, '"tried_bytes > 1.0"', '"True and\\n  tried_byte > 1.0"'))
 
     assert "tried_byte > 1.0" in str(error).splitlines()[-2]
@@ -539,7 +537,7 @@ def test_any_value_of_any_key_loads_or_is_refused(tmp_path_factory, key, value):
 
 
 @pytest.mark.parametrize("condition", ["1", "[]", "nan", "true", "{ a = 1 }", "''"])
-def test_a_condition_that_is_no_text_is_placed_where_its_list_is_written(tmp_path, condition):
+def test_non_text_condition_is_located_at_its_list(tmp_path, condition):
     error = refused(tmp_path, swap(RULE, 'when = ["tried_bytes > 1.0"]', f"when = [{condition}]"))
 
     assert (error.key, error.line, error.column) == ("when[0]", 8, 1)

@@ -33,7 +33,7 @@ KNOWN = "ValueError: To serve at least one request with the model's max seq len 
         ),
     ],
 )
-def test_the_one_thing_that_would_decide_is_told_with_its_command(log, command):
+def test_deciding_step_is_shown_with_its_command(log, command):
     (incident,) = diagnose(log).incidents
 
     assert incident.causes[0].id == "unknown"

@@ -159,7 +159,7 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_fix_is_told_with_its_key_and_what_was_meant(
+def test_error_in_a_fix_names_its_key_and_the_likely_one(
     tmp_path, setting, way, effect, key, said, hint
 ):
     with pytest.raises(RuleError) as caught:

@@ -42,7 +42,7 @@ def proposed(incident: Incident) -> set[str]:
     }
 
 
-def test_every_setting_that_is_proposed_is_one_of_the_engine_that_failed():
+def test_every_proposed_setting_belongs_to_the_failed_engine():
     for engine, rule in itertools.product(engines(), shipped().rules):
         for incident in assessed(rule, framework=engine):
             foreign = {name for name in proposed(incident) if is_foreign(name, engine)}
@@ -64,7 +64,7 @@ def test_a_byte_count_or_a_number_of_blocks_silences_the_share():
                 assert not blamed, (rule.code, given, incident.kind)
 
 
-def test_an_engine_s_own_setting_is_no_stranger_and_a_variable_of_all_engines_neither():
+def test_setting_of_one_engine_and_shared_variable_are_known():
     assert is_foreign("mem_fraction_static", "vllm")
     assert is_foreign("gpu_memory_utilization", "sglang")
     assert not is_foreign("mem_fraction_static", "sglang")

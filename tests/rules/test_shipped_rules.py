@@ -22,7 +22,7 @@ def shipped() -> RuleSet:
     return load_rules(check=True)
 
 
-def test_loading_the_shipped_rules_compiles_no_pattern_and_no_condition():
+def test_loading_shipped_rules_compiles_no_pattern():
     code = (
         "import sys; from oomguard.rules import expressions, rule_files as load; load.load_rules();"
         " print('regex' in sys.modules, expressions._compiled.cache_info().currsize)"

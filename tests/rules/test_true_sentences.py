@@ -52,7 +52,7 @@ Tried to allocate 3.00 GiB
     assert [failed(text).repeated for text in (once, wrapped, whole, whole * 2)] == [1, 1, 1, 2]
 
 
-def test_no_size_is_estimated_for_experts_that_are_spread_over_ranks():
+def test_experts_spread_over_ranks_have_no_estimated_size():
     moe = """\
 $ vllm serve acme/Moe-90B-A9B-FP8 --data-parallel-size 4 --enable-expert-parallel
 ValueError: To serve at least one request with the models's max seq len (65536), (9.00 GiB KV cache is needed, \
@@ -152,7 +152,7 @@ ERROR 07-01 14:28:21 [core.py:515] EngineCore failed to start.
     assert "does not show why" not in panel(text)
 
 
-def test_a_program_whose_call_cannot_be_changed_gets_its_own_flag():
+def test_program_whose_call_is_fixed_gets_its_own_flag():
     message = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 320.00 MiB. GPU 0 has a total capacity of 8.00 GiB"
         " of which 64.00 MiB is free.\n"
@@ -170,7 +170,7 @@ def test_a_program_whose_call_cannot_be_changed_gets_its_own_flag():
     assert "import oomguard first" in failed(message).actions[0].command
 
 
-def test_an_engines_own_flag_names_its_setting_and_a_half_has_its_value():
+def test_engines_own_flag_names_its_setting_and_value():
     text = """\
 server_args=ServerArgs(model_path='acme/Tiny-7B', max_running_requests=48, chunked_prefill_size=4096)
 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.60 GiB of which 1.00 GiB \
@@ -217,7 +217,7 @@ def test_a_front_end_prints_what_another_process_says():
     assert failed(text).location.process == "DPEngineCoreActor pid=9"
 
 
-def test_a_pool_of_sglang_is_no_batch_and_a_table_of_requests_no_cache():
+def test_sglang_pool_is_no_batch_and_request_table_no_cache():
     pool = """\
   File "/opt/sglang/srt/hardware_backend/npu/memory_pool_npu.py", line 12, in _create_buffers
     self.kv_buffer = torch.zeros(

@@ -117,7 +117,7 @@ def test_blocks_of_plain_and_of_indented_lines_take_turns():
     ]
 
 
-def test_an_anchor_that_ends_in_a_space_is_found_before_a_line_break():
+def test_anchor_ending_in_a_space_is_found_before_a_line_break():
     assert finder(("cache size: ",), plain=True).ends(b"KV cache size:\n5") == [14]
 
 
@@ -126,7 +126,7 @@ def test_an_anchor_is_taken_literally():
     assert finder(("a.b(",), plain=True).ends(b"axb( a.b(") == [9]
 
 
-def test_the_plain_finder_ends_where_words_are_short_and_repeated():
+def test_plain_finder_ends_on_short_repeated_words():
     assert finder(("in fit", "a a a"), plain=True).ends(b"a " * 50)[-1] == 99
 
 

@@ -79,12 +79,12 @@ def test_a_role_is_what_a_process_is_called_without_its_number(process, name):
         ("1,0", "1,1", False),
     ],
 )
-def test_processes_speak_of_each_other_unless_they_are_two_of_a_kind(one, other, expected):
+def test_processes_report_on_each_other_unless_of_one_kind(one, other, expected):
     assert related(one, other) is expected
     assert related(other, one) is expected
 
 
-def test_a_process_knows_its_own_words_over_those_of_others_and_loose_text_last():
+def test_own_words_of_a_process_come_first_and_loose_text_last():
     context = Context(1)
     say(
         context,
@@ -104,7 +104,7 @@ def test_a_process_knows_its_own_words_over_those_of_others_and_loose_text_last(
     }
 
 
-def test_a_siblings_measurements_stay_with_it_and_its_settings_do_not():
+def test_siblings_measurements_stay_but_settings_do_not():
     context = Context(1)
     say(context, SIBLING, 1, model_weights_bytes=3 * GIB, max_model_len_tokens=4096)
 
@@ -121,7 +121,7 @@ def test_a_fact_keeps_the_line_that_it_was_read_from():
     assert context.evidence_for(SIBLING, "max_model_len_tokens").line == 7
 
 
-def test_what_is_said_after_a_failure_only_fills_what_was_left_open():
+def test_text_after_a_failure_fills_only_open_facts():
     context = Context(1)
     say(context, CORE, 1, model_weights_bytes=GIB)
     context.failed = True
@@ -134,7 +134,7 @@ def test_what_is_said_after_a_failure_only_fills_what_was_left_open():
     }
 
 
-def test_the_phase_is_that_of_the_last_line_whatever_order_lines_come_in():
+def test_phase_is_that_of_the_last_line_in_any_order():
     context = Context(1)
     say(context, CORE, 9, phase="kv_cache_init")
     say(context, CORE, 2, phase="load_weights")
@@ -155,7 +155,7 @@ def test_ranks_go_through_a_start_together_and_engines_do_not():
     assert only_engines.phase_for(CORE) is None
 
 
-def test_a_frame_speaks_of_the_failure_beside_it_and_of_nothing_else():
+def test_frame_refers_only_to_the_failure_next_to_it():
     context = Context(1)
     near = say(context, RANK, 5, near=True, phase="profile_run", tried_bytes=GIB)
 
@@ -189,7 +189,7 @@ def test_frames_of_the_failure_before_are_not_of_this_one():
     assert context.near_frames(10, 10, RANK, since=5) == []
 
 
-def test_the_next_start_keeps_what_the_user_decided_and_nothing_that_was_measured():
+def test_next_start_keeps_decisions_but_no_measurements():
     context = Context(1)
     say(context, None, 1, model="m", model_weights_bytes=GIB)
     say(context, RANK, 2, model_weights_bytes=GIB, phase="kv_cache_init")
@@ -215,7 +215,7 @@ def test_settings_are_complete_where_an_echo_was_read_to_its_end():
 @pytest.mark.parametrize(
     ("process", "framework"), [(CORE, "vllm"), ("TP0", "sglang"), (None, "sglang")]
 )
-def test_the_engine_that_hosts_a_process_is_told_by_its_role_or_its_lines(process, framework):
+def test_hosting_engine_is_known_by_its_role_or_lines(process, framework):
     context = Context(1)
     say(context, None, 1, framework="torch")
     say(context, None, 2, framework="sglang")
@@ -236,7 +236,7 @@ def test_the_most_telling_frame_gives_the_phase():
 @pytest.mark.parametrize(
     ("frame", "phase"), [("in _initialize_kv_caches", "profile_run"), ("in step_fn", "generate")]
 )
-def test_a_frame_that_generates_code_is_not_a_request_s_while_the_engine_starts(frame, phase):
+def test_code_generation_frame_at_start_is_not_a_requests(frame, phase):
     log = (
         f'  File "/opt/vllm/v1/engine/core.py", line 231, {frame}\n'
         "    return model.generate(choices)\n"

@@ -96,7 +96,7 @@ def test_the_last_of_several_deaths_counts():
     assert death_in(*log).start == 2
 
 
-def test_where_only_errors_are_printed_a_program_may_have_started_another_engine():
+def test_error_only_output_may_hide_another_engine():
     assert death_in(FATAL.format(2)) is None
 
 
@@ -113,7 +113,7 @@ def kinds(*log: str) -> list[str]:
     return [incident.kind for incident in scanned(*log).diagnosis().incidents]
 
 
-def test_a_front_that_finds_its_engine_gone_after_it_was_told_to_stop_has_no_failure():
+def test_stopped_front_without_its_engine_has_no_failure():
     """vLLM's front may lose the race with the engine that it has just ended."""
     assert kinds(STARTED.format(2), SERVES.format(2), TOLD, LOST) == []
 
@@ -127,5 +127,5 @@ def test_a_front_that_finds_its_engine_gone_after_it_was_told_to_stop_has_no_fai
         (TOLD, STARTED.format(3), SERVES.format(3), LOST),
     ],
 )
-def test_an_engine_that_is_gone_before_anybody_asked_it_to_stop_is_a_failure(log):
+def test_engine_gone_before_a_stop_request_is_a_failure(log):
     assert kinds(STARTED.format(2), SERVES.format(2), *log) == ["engine_dead"]

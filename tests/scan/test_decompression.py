@@ -193,13 +193,13 @@ def test_a_bomb_costs_time_and_not_memory(suffix, size_bytes):
     assert peak_bytes < 80 << 20
 
 
-def test_an_xz_dictionary_that_needs_a_gigabyte_is_refused_as_damage():
+def test_xz_dictionary_of_a_gigabyte_is_refused_as_damage():
     data = lzma.compress(b"x" * 1000, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}])
 
     assert "Memory usage limit" in unpack(data)[1]
 
 
-def test_a_frame_to_be_skipped_before_the_first_zstd_frame_is_skipped():
+def test_skippable_frame_before_the_first_zstd_frame_is_skipped():
     assert unpack(b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + PACK[".zst"](TEXT)) == (TEXT, None)
 
 
@@ -222,7 +222,7 @@ def test_without_the_zstd_package_the_error_names_it(monkeypatch, tmp_path):
         ("a.Z", b"\x1f\x9d"),
     ],
 )
-def test_an_archive_that_is_not_read_is_refused_with_the_command_that_unpacks_it(name, begins):
+def test_unread_archive_is_refused_with_the_unpack_command(name, begins):
     with pytest.raises(InputError, match="oomguard does not read") as caught:
         format_of(begins + b"123456", name)
 

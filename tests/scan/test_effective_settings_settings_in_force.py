@@ -37,7 +37,7 @@ def printed(
     return {**facts, **others}
 
 
-def test_requested_over_total_is_the_share_in_the_fewest_digits_that_the_rounding_allows():
+def test_requested_over_total_has_the_fewest_digits_allowed():
     share = requested_share(printed(0.64, 22.93))
     assert (share.name, share.value, share.source) == (RATIO, 0.028, "solved")
 
@@ -64,18 +64,18 @@ def test_a_printed_share_is_not_replaced():
     assert with_requested_share(facts)[RATIO].value == 0.5
 
 
-def test_a_scripts_flag_that_requested_over_total_confirms_is_taken_to_its_last_digit():
+def test_script_flag_confirmed_by_requested_over_total_is_exact():
     kept, facts = without_contradicted({SHARE: flag(0.0281)}, printed(0.64, 22.93), complete=False)
     assert (kept[SHARE].value, facts[RATIO].value, facts[RATIO].source) == (0.0281, 0.0281, SCRIPT)
 
 
-def test_a_scripts_flag_that_requested_over_total_contradicts_was_ignored():
+def test_script_flag_against_requested_over_total_was_ignored():
     kept, facts = without_contradicted({SHARE: flag(0.028)}, printed(6.88, 22.93), complete=False)
     assert kept == {}
     assert RATIO not in facts
 
 
-def test_a_scripts_flag_that_a_printed_value_contradicts_was_ignored():
+def test_script_flag_against_a_printed_value_was_ignored():
     kept, _ = without_contradicted(
         {"max_model_len": flag(8192, "max_model_len")},
         {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)},
@@ -93,22 +93,22 @@ def test_a_data_type_is_the_same_with_torchs_name_before_it():
     assert "dtype" in kept
 
 
-def test_what_the_engine_or_the_caller_says_is_never_judged_by_what_is_printed():
+def test_engine_and_caller_statements_beat_printed_text():
     stated = {SHARE: flag(0.5, source="printed")}
     assert without_contradicted(stated, printed(0.64, 22.93), complete=True)[0] == stated
 
 
-def test_a_complete_list_of_the_engine_leaves_no_place_for_a_scripts_flag():
+def test_complete_engine_list_leaves_no_script_flag():
     settings_, complete = merged_settings({}, {SHARE: flag(0.5)}, echo_complete=True)
     assert (settings_, complete) == ({}, True)
 
 
-def test_a_scripts_flags_are_evidence_where_the_engine_lists_nothing_and_do_not_make_the_list_complete():
+def test_script_flags_are_evidence_but_not_a_complete_list():
     settings_, complete = merged_settings({}, {SHARE: flag(0.5)}, echo_complete=False)
     assert (settings_[SHARE].value, complete) == (0.5, False)
 
 
-def test_the_engines_own_command_is_complete_and_wins_over_the_echo():
+def test_engines_own_command_is_complete_and_beats_the_echo():
     settings_, complete = merged_settings(
         {SHARE: flag(0.4, source="printed")},
         {SHARE: flag(0.5, source="command")},

@@ -75,7 +75,7 @@ def test_a_core_that_reports_its_end_needs_no_front_end(head, text):
     assert incident.framework == "vllm"
 
 
-def test_the_first_rank_of_several_names_the_cause_and_what_follows_from_it_does_not():
+def test_first_of_several_ranks_names_the_cause():
     ranks = [
         line
         for rank in (1, 0)
@@ -97,7 +97,7 @@ def test_the_first_rank_of_several_names_the_cause_and_what_follows_from_it_does
     assert (cause(incident), error(incident)) == (("engine_dead", "not_memory"), (ILLEGAL, 4))
 
 
-def test_what_quotes_a_workers_error_counts_if_nothing_else_is_there():
+def test_quoted_worker_error_counts_if_nothing_else_exists():
     quoted = "RuntimeError: Worker failed with error 'index 3 is out of bounds for dimension 0 with size 3'"
     incident = one(*block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME, quoted))
     assert error(incident) == (quoted, 4)
@@ -204,7 +204,7 @@ def test_a_signal_without_an_exception_is_the_cause(signal, named):
     )
 
 
-def test_a_crash_is_not_explained_by_what_the_core_raises_because_of_it():
+def test_crash_is_not_explained_by_its_own_consequence():
     died = (
         CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor."
     )
@@ -230,7 +230,7 @@ def test_a_crash_is_not_explained_by_what_the_core_raises_because_of_it():
         "EOFError",
     ],
 )
-def test_what_follows_from_another_processs_end_is_quoted_and_is_no_cause(text):
+def test_consequence_of_another_processs_end_is_no_cause(text):
     died = CORE + "Worker proc VllmWorker-3 died unexpectedly{}, shutting down executor."
     core = block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME, text)
     incident = one(died.format(""), *core)
@@ -257,7 +257,7 @@ def test_a_signal_that_only_its_process_prints_is_read(text, number):
     assert one(text, FRONT).facts["exit_signal"].value == number
 
 
-def test_an_exception_that_speaks_of_memory_in_unknown_words_is_quoted_and_is_not_called_something_else():
+def test_memory_exception_in_unknown_words_is_quoted():
     incident = one(
         *block(
             CORE,
@@ -272,7 +272,7 @@ def test_an_exception_that_speaks_of_memory_in_unknown_words_is_quoted_and_is_no
     assert "insufficient memory" in incident.causes[0].explanation
 
 
-def test_a_death_whose_text_has_a_memory_failure_stays_that_failure():
+def test_death_with_a_memory_failure_in_its_text_stays_one():
     other = block(WORKER.format(1, 1), "WorkerProc hit an exception.", TRACEBACK, FRAME, MISSING)
     core = block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME, OOM)
     for log in (core, [*other, *core, FRONT], [*core, *other, FRONT]):
@@ -475,7 +475,7 @@ def test_the_sentence_that_no_cause_is_shown_is_true_of_our_logs():
     assert wrong == []
 
 
-def test_the_sentence_that_no_cause_is_shown_is_true_of_every_text_at_hand():
+def test_no_cause_sentence_is_true_of_every_text():
     texts = list(corpora())
     if not texts:
         pytest.skip("no corpus of real excerpts lies beside this checkout")

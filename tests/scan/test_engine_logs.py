@@ -37,7 +37,7 @@ def without_lines(incident: Incident) -> tuple[object, ...]:
     return incident.kind, incident.phase, facts, [cause.id for cause in incident.causes], plan
 
 
-def test_the_blocks_with_which_the_engine_profiles_change_nothing():
+def test_profiling_blocks_change_nothing():
     profiled, plain = (
         only(SERVING.replace("PROFILED", PROFILED)),
         only(SERVING.replace("PROFILED\n", "")),
@@ -51,7 +51,7 @@ def test_the_blocks_with_which_the_engine_profiles_change_nothing():
     ("listed", "cause"),
     [(", 'num_gpu_blocks_override': 96", "kv_blocks_override"), ("", "max_model_len_too_large")],
 )
-def test_blocks_that_are_not_among_the_complete_settings_are_not_the_user_s(listed, cause):
+def test_blocks_outside_complete_settings_are_not_the_users(listed, cause):
     incident = only(
         f"INFO 04-12 09:29:00 [utils.py:253] non-default args: {{'model': 'acme/m', 'max_model_len': 49152{listed}}}\n"
         "(EngineCore pid=8) INFO 04-12 09:30:00 [kv_cache_utils.py:829] Overriding num_gpu_blocks=9000 with num_gpu_blocks_override=96\n"
@@ -102,7 +102,7 @@ KERNEL = "[ 81.5] Out of memory: Killed process 641 (python) total-vm:51000000kB
     [(LOADING, 0.7), (LOADING + KERNEL, 0.99), (KERNEL + LOADING, 0.99)],
     ids=["alone", "kernel", "before"],
 )
-def test_a_kill_without_the_kernel_s_word_is_not_stated_above_0_7(text, most):
+def test_kill_without_a_kernel_record_stays_below_0_7(text, most):
     assert only(text).causes[0].confidence == most
 
 
@@ -195,7 +195,7 @@ Traceback (most recent call last):
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib} GiB. GPU 0 has a total capacity of 23.60 GiB of which 500.00 MiB is free. Including non-PyTorch memory, this process has 23.00 GiB memory in use."""
 
 
-def test_messages_of_two_services_that_take_turns_line_by_line_are_read_whole():
+def test_interleaved_messages_of_two_services_are_read_whole():
     one, two = FRAMES.format(gib="1.25").splitlines(), FRAMES.format(gib="2.75").splitlines()
     log = "".join(
         f"alpha  | {a}\nbeta   | {b}\n"
@@ -233,7 +233,7 @@ def rank(label: str, gpu: int, free: str) -> str:
     )
 
 
-def test_one_failure_of_several_ranks_is_one_with_the_figures_of_the_first():
+def test_one_failure_of_several_ranks_has_the_firsts_figures():
     log = (
         (
             "[2026-02-03 04:59:00 TP1] Load weight begin. avail mem=78.10 GB\n"
@@ -257,7 +257,7 @@ def test_ranks_that_no_line_names_are_known_by_their_devices():
     assert (incident.also_in, incident.facts["gpu_index"].value) == (("GPU 5",), 3)
 
 
-def test_a_share_that_is_too_large_for_several_ranks_has_to_fit_the_fullest_device():
+def test_share_too_large_for_ranks_must_fit_the_fullest_device():
     fails = "(Worker_TP{} pid={}) ValueError: Free memory on device cuda:{} ({}/47.5 GiB) on startup is less than desired GPU memory utilization (0.9, 42.75 GiB). Decrease GPU memory utilization"
     incident = only(fails.format(0, 50, 0, "30.5") + "\n" + fails.format(1, 51, 1, "28.25") + "\n")
     assert incident.facts["device_free_bytes"].value == 28.25 * 2**30
@@ -281,7 +281,7 @@ LENGTH = (
 
 
 @pytest.mark.parametrize("length", [48, 70, 85, 100, 120, 160, 210, 300])
-def test_a_log_that_ends_amid_the_message_is_one_failure_with_the_figures_that_are_whole(length):
+def test_log_cut_inside_the_message_keeps_its_whole_figures(length):
     whole, cut = only(CALL + WHOLE), only(CALL + WHOLE[:length])
     assert (cut.kind, cut.phase) == (whole.kind, whole.phase)
     figures = (
@@ -353,14 +353,14 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
-def test_a_failure_in_the_wrapper_of_another_language_is_one_with_its_figures(text):
+def test_failure_in_another_languages_wrapper_is_one_incident(text):
     incident = only(text + "\n")
     assert incident.kind == "cuda_oom"
     assert incident.facts["tried_bytes"].value == 96 * 2**20
     assert incident.facts["device_free_bytes"].value == 61.5 * 2**20
 
 
-def test_two_processes_that_take_turns_line_by_line_are_read_whole():
+def test_interleaved_lines_of_two_processes_are_read_whole():
     lines = (CALL + WHOLE).splitlines()
     incident = only("".join(f"[rank{rank}]: {line}\n" for line in lines for rank in range(2)))
     assert (incident.also_in, incident.phase, incident.facts["tried_bytes"].value) == (

@@ -68,7 +68,7 @@ def test_quiet_is_told_once_after_the_last_bytes(log):
     assert time.monotonic() - began >= QUIET_S
 
 
-def test_a_file_that_does_not_exist_yet_is_waited_for_and_read_from_its_start(tmp_path):
+def test_missing_file_is_awaited_and_read_from_its_start(tmp_path):
     path = tmp_path / "later.log"
     events = collect(path, [lambda: path.write_bytes(b"now\n")], until=2)
 
@@ -168,7 +168,7 @@ def test_a_folder_is_an_input_error(tmp_path):
         next(follow(str(tmp_path)))
 
 
-def test_a_stream_ends_when_its_writer_does_and_tells_quiet_between():
+def test_stream_ends_with_its_writer_and_reports_silence():
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as raw, open(writing, "wb", buffering=0) as pipe:
         events = follow_stream(raw, quiet_s=QUIET_S)

@@ -191,6 +191,7 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
             {
                 "host_scope": "limit",
                 "host_limit_bytes": 24.0,
+                "host_requested_bytes": 8.0,
                 "host_manager": "kubernetes",
                 "host_next_limit": "36",
             },
@@ -201,6 +202,7 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
             {
                 "host_scope": "limit",
                 "host_limit_bytes": 40.0,
+                "host_requested_bytes": 16.0,
                 "host_manager": "kubernetes",
                 "host_next_limit": "60",
             },
@@ -211,6 +213,7 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
             {
                 "host_scope": "limit",
                 "host_limit_bytes": 20.0,
+                "host_requested_bytes": 4.0,
                 "host_manager": "kubernetes",
                 "host_next_limit": "30",
             },
@@ -278,7 +281,7 @@ def test_the_situation_is_recognized_with_its_numbers(log, rule, facts):
     assert _facts(incident) == facts
 
 
-def test_the_explanation_names_the_limit_who_had_most_and_who_was_ended():
+def test_explanation_names_limit_largest_user_and_victim():
     text = _only(KERNEL).causes[0].explanation
 
     assert (

@@ -63,7 +63,7 @@ def log() -> Log:
     return Log()
 
 
-def test_a_failure_is_kept_with_its_place_its_facts_and_its_start(log):
+def test_failure_keeps_its_place_facts_and_start(log):
     log.take(7, RANK, tried_bytes=GIB)
     (incident,) = log.incidents
 
@@ -120,7 +120,7 @@ def test_ranks_that_fail_far_from_each_other_are_two_failures(log):
     assert len(log.incidents) == 2
 
 
-def test_a_process_is_named_once_among_those_that_repeat_a_failure(log):
+def test_process_is_named_once_among_repeats_of_a_failure(log):
     for line in range(1, 5):
         log.take(line, RANK if line == 1 else SIBLING, tried_bytes=GIB)
 
@@ -143,7 +143,7 @@ def test_another_kind_is_another_failure(log):
     assert [incident.kind for incident in log.incidents] == ["cuda_oom", "kv_cache_none_left"]
 
 
-def test_an_outer_message_names_the_kind_and_the_inner_one_keeps_the_figures(log):
+def test_outer_message_names_the_kind_inner_keeps_figures(log):
     log.take(1, RANK, tried_bytes=GIB)
     log.take(
         4,
@@ -175,7 +175,7 @@ def test_both_messages_again_are_a_repeat_of_the_wrapped_one(log):
 
 
 @pytest.mark.parametrize(("line", "process"), [(2 + FOLD_LINES, RANK), (2, SIBLING)])
-def test_an_outer_message_far_away_or_of_a_sibling_is_a_failure_of_its_own(log, line, process):
+def test_distant_or_siblings_message_is_a_separate_failure(log, line, process):
     log.take(1, RANK)
     log.take(line, process, "sampler_warmup_oom", wraps=("cuda_oom",))
 
@@ -196,7 +196,7 @@ def test_a_dead_engine_alone_is_kept_and_the_next_failure_too(log):
     assert [incident.kind for incident in log.incidents] == ["engine_dead", "cuda_oom"]
 
 
-def test_the_wrappers_of_one_failure_are_bounded_and_each_is_kept_once(log):
+def test_wrappers_of_one_failure_are_bounded_and_unique(log):
     log.take(1, RANK)
     for line in [2, *range(2, 100)]:
         log.take(line, None, "engine_dead")
@@ -222,7 +222,7 @@ def test_the_number_of_incidents_is_bounded(log):
     assert len(log.incidents) == MAX_INCIDENTS
 
 
-def test_figures_that_another_wording_read_from_the_same_message_are_added(log):
+def test_figures_of_another_wording_of_the_message_are_added(log):
     found = log.take(1, RANK, tried_bytes=GIB)
     signature = Signature("x.toml", "cuda_oom", "torch", "unknown", (), ())
     told = {
@@ -238,7 +238,7 @@ def test_figures_that_another_wording_read_from_the_same_message_are_added(log):
     assert found.incident.facts["device_free_bytes"].line == 1
 
 
-def test_an_exact_figure_takes_the_place_of_the_rounded_one_that_it_agrees_with():
+def test_exact_figure_replaces_the_rounded_one_it_agrees_with():
     log = Log()
     rounded = Fact("tried_bytes", 150994944, slack=5243)
     log.take_facts(1, rounded)
@@ -249,7 +249,7 @@ def test_an_exact_figure_takes_the_place_of_the_rounded_one_that_it_agrees_with(
     assert only.facts["tried_bytes"].value == 150995968
 
 
-def test_figures_further_apart_than_their_rounding_are_two_failures():
+def test_figures_beyond_their_rounding_are_two_failures():
     log = Log()
     log.take_facts(1, Fact("tried_bytes", 150994944, slack=5243))
     log.take_facts(2, Fact("tried_bytes", 151995968))

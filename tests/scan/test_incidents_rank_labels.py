@@ -31,7 +31,7 @@ def test_in_a_job_s_output_the_number_before_a_line_is_its_rank(source: str):
     )
 
 
-def test_elsewhere_two_lines_of_the_failure_have_to_have_the_same():
+def test_two_lines_of_the_failure_must_agree_elsewhere():
     assert process("a.log", f"3: {OOM}", "3: INFO 11-25 09:14:40 x") == "rank 3"
     assert process("a.log", f"3: {OOM}") is None
     assert process("a.log", f"7: {OOM}", "3: INFO 11-25 09:14:40 x") is None
@@ -45,7 +45,7 @@ def test_a_line_without_a_label_keeps_its_process():
     assert process("slurm-7.out", OOM, named="Worker pid=7") == "Worker pid=7"
 
 
-def test_a_labelled_log_is_told_as_without_labels_but_for_the_rank(tmp_path: Path):
+def test_labelled_log_reads_like_an_unlabelled_one_plus_ranks(tmp_path: Path):
     log = tmp_path / "job.log"
     log.write_text("".join(f"3: {line}\n" for line in TOO_LOW.read_text().splitlines()))
     (plain,), (labelled,) = diagnose(TOO_LOW).incidents, diagnose(log).incidents

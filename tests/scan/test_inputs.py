@@ -20,7 +20,7 @@ def found(*paths: str) -> list[str]:
     return [one.path for one in find_inputs(paths).found]
 
 
-def test_a_folder_means_its_files_then_those_of_the_folders_below(tmp_path: Path):
+def test_folder_means_its_files_then_those_of_subfolders(tmp_path: Path):
     make(
         tmp_path,
         "b.log",
@@ -34,7 +34,7 @@ def test_a_folder_means_its_files_then_those_of_the_folders_below(tmp_path: Path
     assert found(str(tmp_path)) == [str(tmp_path / name) for name in ("a.log", "b.log", *below)]
 
 
-def test_what_is_hidden_binary_or_source_code_is_left_out_of_folders_below(tmp_path: Path):
+def test_hidden_binary_and_source_files_are_left_out(tmp_path: Path):
     make(
         tmp_path,
         "serve.py",
@@ -84,7 +84,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_advice(tmp_path: Path):
     assert error.hint is not None
 
 
-def test_inputs_come_in_the_order_of_the_paths_with_size_and_time(tmp_path: Path):
+def test_inputs_follow_the_paths_with_size_and_time(tmp_path: Path):
     make(tmp_path, "b.log", "a.log")
     inputs = find_inputs([str(tmp_path / "b.log"), str(tmp_path / "a.log"), "-"]).found
     assert [Path(one.path).name for one in inputs] == ["b.log", "a.log", "-"]

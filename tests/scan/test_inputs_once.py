@@ -31,9 +31,7 @@ def node(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_name_that_tells_the_pod_is_taken_whatever_the_order_of_the_paths(
-    node: Path, order: int
-):
+def test_pod_name_is_found_whatever_the_order_of_paths(node: Path, order: int):
     kept, repeated = once(*[node / "docker", node / "pods"][::order])
     assert (kept, repeated) == ([str(node / f"pods/{POD}/engine/0.log")], 1)
 
@@ -43,7 +41,7 @@ def test_a_pattern_over_all_of_a_node_finds_each_log_once(node: Path):
     assert (len(kept), repeated) == (1, 2)
 
 
-def test_of_names_that_tell_alike_the_one_without_a_link_is_taken(tmp_path: Path):
+def test_equal_names_prefer_the_one_without_a_link(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/x.log").touch()
     (tmp_path / "a").symlink_to("b")
@@ -54,7 +52,7 @@ def test_of_names_that_tell_alike_the_one_without_a_link_is_taken(tmp_path: Path
     )
 
 
-def test_what_the_user_named_has_an_answer_each_and_is_not_read_again_for_a_folder(tmp_path: Path):
+def test_named_paths_have_one_answer_each_despite_a_folder(tmp_path: Path):
     (tmp_path / "x.log").touch()
     (tmp_path / "y.log").symlink_to("x.log")
     named = [str(tmp_path / "y.log"), str(tmp_path / "x.log")]

@@ -240,7 +240,7 @@ def test_the_line_in_a_collectors_object_is_unwrapped(record):
         {"exception": MESSAGE},
     ],
 )
-def test_an_error_field_comes_on_lines_of_its_own_behind_the_message(fields):
+def test_error_field_is_on_its_own_lines_after_the_message(fields):
     plain = peel(json.dumps({"message": "failed", "level": "error", **fields}))
 
     assert plain.text.split("\n")[0] == "failed"

@@ -45,7 +45,7 @@ def facts(signature: Signature, lines: list[str], count: int) -> list[object]:
 
 
 @pytest.mark.parametrize("wrapper", [[], [WRAPPER]], ids=["alone", "wrapped"])
-def test_two_starts_with_the_same_pids_are_two_failures_each_with_its_own_figures(
+def test_two_starts_with_the_same_pids_are_two_failures(
     wrapper: list[str],
 ):
     log = [START.format(32768), TOO_LONG.format(32768, "4.0"), *wrapper]

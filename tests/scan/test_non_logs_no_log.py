@@ -67,7 +67,7 @@ def tarred(name: str, content: bytes, folder: str = "") -> bytes:
     # Archives hold the moment that they were made at: as names of tests they would differ between workers.
     ids=["nothing", "one byte", "nothing packed", "zip", "weights", "tgz", "tar", "long name"],
 )
-def test_what_is_named_as_a_snapshot_and_is_none_is_told_as_unreadable(
+def test_false_snapshot_names_are_unreadable(
     tmp_path: Path, name: str, content: bytes, reason: str
 ):
     path = tmp_path / name
@@ -144,9 +144,7 @@ def test_other_pickles_in_a_folder_are_passed_over_and_not_run(tmp_path: Path):
         pickle.dumps("x" * 99, 0),
     ],
 )
-def test_a_pickle_of_protocol_0_that_is_named_as_a_snapshot_is_refused(
-    content: bytes, tmp_path: Path
-):
+def test_protocol_0_pickle_named_as_a_snapshot_is_refused(content: bytes, tmp_path: Path):
     path = tmp_path / "s.pickle"
     path.write_bytes(content)
     with pytest.raises(InputError, match="protocol 0"):
@@ -187,9 +185,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("suffix", ["pickle", "pkl", "pickle.gz"])
-def test_what_is_named_as_a_pickle_and_is_damaged_or_something_else_cannot_be_read(
-    name: str, suffix: str, tmp_path: Path
-):
+def test_damaged_pickle_names_are_unreadable(name: str, suffix: str, tmp_path: Path):
     content, reason = FOREIGN[name]
     path = tmp_path / f"s.{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
@@ -198,7 +194,7 @@ def test_what_is_named_as_a_pickle_and_is_damaged_or_something_else_cannot_be_re
     assert told.value.hint
 
 
-def test_in_a_folder_what_is_named_as_a_pickle_is_no_line_of_its_own(tmp_path: Path):
+def test_pickle_names_in_a_folder_are_not_separate_lines(tmp_path: Path):
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "a.log").write_bytes(LOG)

@@ -87,13 +87,13 @@ def test_a_message_that_begins_before_the_anchors_line_is_a_hit():
     assert (found.first, found.last) == (0, 1)
 
 
-def test_an_earlier_message_does_not_hide_the_one_on_the_anchors_line():
+def test_earlier_message_does_not_hide_the_anchors_one():
     found = hit(r"boom (?P<tried>{size})", "boom 1.00 GiB", "boom 2.00 GiB", anchor=1)
 
     assert values(found) == {"tried_bytes": 2 * GIB}
 
 
-def test_clauses_are_read_wherever_they_stand_and_lengthen_the_message():
+def test_clauses_are_read_anywhere_and_extend_the_message():
     found = hit(
         "boom",
         "boom; x free 1.00 GiB of",
@@ -191,7 +191,7 @@ def test_each_part_of_the_line_can_be_asked(part, text):
     )
 
 
-def test_the_exceptions_name_within_the_wording_is_not_what_stands_before_it():
+def test_exception_name_inside_a_wording_is_not_its_prefix():
     opened = window("if torch.OutOfMemoryError: boom")
     told = wording("OutOfMemoryError: boom")
     found = match(signature(told), told, opened, SearchTime())

@@ -26,7 +26,7 @@ def test_quick_searches_take_nothing_of_the_shared_time():
     assert limit.notes == ()
 
 
-def test_once_the_shared_time_is_gone_a_slow_search_has_the_free_part_and_a_quick_one_all_it_needs(
+def test_slow_search_gets_the_rest_of_the_shared_time(
     monkeypatch,
 ):
     monkeypatch.setattr(pattern_search, "SHARED_S", 0.2)

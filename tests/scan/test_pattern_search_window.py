@@ -70,7 +70,7 @@ def test_the_anchors_line_is_known_in_the_joined_text():
     assert opened.index(10_000) == 2
 
 
-def test_the_line_around_a_position_is_told_with_the_position_in_it():
+def test_line_around_a_position_is_shown_with_it():
     opened = window("before", "x boom y")
     extend(opened, "behind")
 
@@ -98,7 +98,7 @@ def test_a_line_without_a_prefix_ends_the_window_of_a_process():
     assert extend(window(CORE + "boom"), "") == [False]
 
 
-def test_a_segment_of_an_over_long_line_is_joined_without_a_break():
+def test_segment_of_a_too_long_line_is_joined_without_a_break():
     opened = open_window([row(1, "bo"), row(1, "om", continued=True)], [candidate()])
     opened.extend(Line(1, 9, "er", continued=True), peel("er"), 3)
 
@@ -126,7 +126,7 @@ def test_a_window_ends_after_many_characters():
     assert len(opened.text) <= len("boom\n") + WINDOW_CHARS
 
 
-def test_a_message_that_was_wrapped_behind_its_process_is_read_on():
+def test_message_wrapped_after_its_process_is_continued():
     opened = window(RANK + "boom")
 
     assert extend(
@@ -174,7 +174,7 @@ def test_a_message_wrapped_behind_its_process_is_read_whole(prefix, width, messa
     }
 
 
-def test_a_message_that_a_terminal_cut_at_its_width_keeps_its_figures():
+def test_message_cut_at_terminal_width_keeps_its_figures():
     message = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 232.00 MiB. GPU 0 has a total capacity of 23.57 GiB of which"
         " 154.25 MiB is free. Including non-PyTorch memory, this process has 23.40 GiB memory in use. Of the allocated memory 22.88 GiB"

@@ -52,7 +52,7 @@ def test_what_fails_after_it_was_tried_another_way_is_a_failure():
     assert diagnose(log).first_cause.facts["tried_bytes"].value == 6 * 2**30
 
 
-def test_a_word_of_another_process_far_below_speaks_of_something_else():
+def test_distant_word_of_another_process_is_unrelated():
     far = "\n".join(f"INFO worker: step {i}" for i in range(40))
 
     assert diagnose(f"{REFUSED}\n{far}\nINFO loader: falling back to CPU offload").verdict == "oom"

@@ -61,7 +61,7 @@ def test_an_object_is_diagnosed_as_a_file_of_its_bytes(store: str, tmp_path: Pat
     assert remote == local
 
 
-def test_a_folder_of_a_bucket_means_the_objects_in_it_packed_ones_too(store: str):
+def test_bucket_folder_means_its_objects_packed_ones_too(store: str):
     ran = diagnose(store, "--format", "json", "s3://fleet/jobs")
     sources = [row["source"] for row in rows(ran)]
     assert sources == [
@@ -70,7 +70,7 @@ def test_a_folder_of_a_bucket_means_the_objects_in_it_packed_ones_too(store: str
     assert [row["verdict"] for row in rows(ran)][1:] == ["oom", "oom"]
 
 
-def test_a_half_written_object_is_read_as_far_as_it_goes_and_told(store: str):
+def test_half_written_object_is_read_and_reported(store: str):
     ran = diagnose(store, "--format", "json", "s3://fleet/jobs/cut.gz")
     assert len(rows(ran)) == 1
     assert ran.returncode == 2
@@ -94,7 +94,7 @@ def test_a_summary_of_objects_names_pods_and_jobs(store: str):
     }
 
 
-def test_an_object_that_cannot_be_read_is_one_error_and_the_rest_is_read(store: str):
+def test_unreadable_object_is_one_error_and_the_rest_is_read(store: str):
     for url, told in [
         ("s3://closed/x.log", "s3://closed/x.log: no permission"),
         ("s3://fleet/none.log", "s3://fleet/none.log: there is no such object"),
@@ -108,7 +108,7 @@ def test_an_object_that_cannot_be_read_is_one_error_and_the_rest_is_read(store: 
         assert [row["source"] for row in rows(ran)] == ["s3://fleet/healthy.log"], (url, told)
 
 
-def test_an_object_that_is_not_there_counts_in_a_summary_as_one_that_could_not_be_read(store: str):
+def test_missing_object_counts_as_unreadable_in_a_summary(store: str):
     ran = diagnose(
         store, "--summary", "--format", "json", "s3://fleet/healthy.log", "s3://fleet/none.log"
     )

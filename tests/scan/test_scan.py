@@ -133,7 +133,7 @@ DIED = "Worker proc VllmWorker-0 died unexpectedly (exit code: {}), shutting dow
 
 @pytest.mark.parametrize("code", [-4, -9, -11])
 @pytest.mark.parametrize("order", [1, -1], ids=["the worker first", "the wrapper first"])
-def test_a_signal_that_ended_a_worker_is_a_fact_of_the_one_dead_engine(code, order):
+def test_signal_that_ended_a_worker_is_a_fact_of_its_engine(code, order):
     lines = [
         CORE + DIED.format(code),
         API + "EngineDeadError: EngineCore encountered an issue. See stack trace (above).",
@@ -150,7 +150,7 @@ def test_an_exit_code_of_its_own_is_no_signal(code):
     assert "exit_signal" not in only(look(CORE + DIED.format(code))).facts
 
 
-def test_a_killed_worker_beside_a_memory_failure_is_a_wrapper_of_it():
+def test_killed_worker_next_to_a_memory_failure_wraps_it():
     assert only(look(CORE + NONE_LEFT, CORE + DIED.format(-9))).kind == "kv_cache_none_left"
     assert only(look(CORE + DIED.format(-9), CORE + NONE_LEFT)).kind == "kv_cache_none_left"
 
@@ -190,7 +190,7 @@ def test_an_anchor_cut_over_two_lines_is_found_on_the_first():
     assert incident.location.line == 2
 
 
-def test_an_allocator_s_anchor_cut_over_two_lines_is_found_on_the_first():
+def test_allocator_anchor_cut_over_two_lines_is_on_the_first():
     first, second = CUDA.split(" Including", 1)[0].split(" allocate ")
 
     incident = only(look("x", first, f"allocate {second}"))
@@ -208,7 +208,7 @@ def test_an_anchor_cut_by_the_end_of_a_segment_is_found():
     assert only(diagnosis).kind == "cuda_oom"
 
 
-def test_an_anchor_cut_over_two_lines_is_found_where_the_second_line_holds_another_anchor():
+def test_cut_anchor_is_found_next_to_another_anchor():
     head, tail = NONE_LEFT.split(" blocks.")
 
     assert [incident.kind for incident in look(head, f"blocks.{tail}").incidents] == [
@@ -347,7 +347,7 @@ def test_without_an_echo_nothing_is_said_of_what_was_set():
     assert not [name for name in incident.facts if name.endswith("_set")]
 
 
-def test_an_echo_of_objects_and_odd_types_gives_only_what_is_plain():
+def test_echo_of_odd_objects_gives_only_plain_values():
     line = echo(model=True, gpu_memory_utilization="much", max_model_len=None, enforce_eager=True)
     incident = only(look(line[:-1] + ", 'compilation_config': <object at 0x7f>}", CORE + NONE_LEFT))
 
@@ -423,7 +423,7 @@ def test_a_healthy_log_has_no_incident(log):
     assert diagnosis.verdict == "no_oom"
 
 
-def test_a_start_below_its_utilization_is_told_from_a_healthy_start():
+def test_start_below_its_utilization_differs_from_a_healthy_one():
     line = (
         "ValueError: Free memory on device cuda:0 (7.57/23.64 GiB) on startup is less than desired GPU memory "
         "utilization (0.92, 21.75 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
@@ -508,7 +508,7 @@ def slow_signatures(count: int) -> tuple[Signature, ...]:
     )
 
 
-def test_many_slow_patterns_share_one_limit_and_hide_no_other_incident(monkeypatch):
+def test_many_slow_patterns_share_one_limit(monkeypatch):
     monkeypatch.setattr(search_time, "SHARED_S", 0.5)
     fast = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="fast.toml", key="pattern")
     own = Signature(
@@ -610,7 +610,7 @@ def test_lines_around_a_failure_do_not_change_it(noise):
     assert incident.location.line == len(noise) + 2
 
 
-def test_a_line_behind_a_gap_does_not_continue_what_stood_before_it():
+def test_line_after_a_gap_does_not_continue_the_one_before():
     pattern = compile_pattern(
         r"boom of(?:\s(?P<tried_bytes>[0-9]+))?", path="boom.toml", key="pattern"
     )
@@ -627,7 +627,7 @@ def test_a_line_behind_a_gap_does_not_continue_what_stood_before_it():
     assert tried(Gap()) is None
 
 
-def test_the_frames_between_a_cause_and_what_wraps_it_lead_to_both():
+def test_frames_between_a_cause_and_its_wrapper_lead_to_both():
     """The sampler's failure is printed first, with few frames; those above it say that the engine was profiling."""
     found = only(
         look(

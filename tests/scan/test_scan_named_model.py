@@ -28,7 +28,7 @@ def test_one_size_that_is_whole_names_the_model(text: str, model: str | None) ->
     assert named_model(text) == model
 
 
-def test_a_named_model_that_fills_the_device_is_the_cause_below_0_8() -> None:
+def test_named_model_that_fills_the_device_is_below_0_8() -> None:
     cause = oomguard.diagnose(f"- Shop-7B-Instruct: {FULL}").incidents[0].causes[0]
     assert cause.id == "weights_do_not_fit"
     assert cause.confidence < 0.8

@@ -105,7 +105,7 @@ def test_where_nothing_else_stands_a_note_says_that_it_was_seen(form: str):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_log_that_holds_it_is_read_as_without_it_wherever_its_lines_stand(form: str):
+def test_log_with_foreign_lines_reads_as_without_them(form: str):
     log = lines_of("vllm_0.21.0_start_failed")
     alone = read(log)
     own = printed(form, alone)
@@ -135,7 +135,7 @@ def test_an_outer_launchers_prefix_does_not_hide_it():
         assert read([f"{prefix}{text}" for text in own]).incidents == ()
 
 
-def test_a_box_of_another_program_is_read_also_in_the_middle_of_ours():
+def test_panel_of_another_program_inside_ours_is_read():
     box = ["╭─ Error ─────────────╮", f"│ {CUDA} │", "╰─────────────────────╯"]
     own = printed("panel", read(lines_of("vllm_serve_kv_cache")))
     for log in (box, [*own[:9], *box, *own[9:]], [*own, *box], [*own[:9], *box]):

@@ -16,5 +16,5 @@ FAILS = "(EngineCore pid=9) ERROR 11-21 07:17:00 [core.py:900] RuntimeError: [en
 @pytest.mark.parametrize(
     ("log", "phase"), [(START + FAILS, "load_weights"), (START + STANDS + FAILS, "decode")]
 )
-def test_an_allocation_that_fails_is_placed_by_what_the_core_said_last(log, phase):
+def test_failed_allocation_has_the_phase_the_core_named_last(log, phase):
     assert diagnose(log).first_cause.phase == phase

@@ -59,9 +59,7 @@ def wanted(every: list[Line]) -> set[int]:
 
 @settings(deadline=None)
 @given(logs, st.sampled_from(BLOCKS))
-def test_the_lines_around_every_anchor_come_with_their_numbers_and_offsets_whatever_the_block_size(
-    data, block_bytes
-):
+def test_lines_around_every_anchor_keep_numbers_and_offsets(data, block_bytes):
     every = list(read_lines(io.BytesIO(data)))
     came = [one for one in skimmed(data, block_bytes) if isinstance(one, Line)]
 
@@ -105,7 +103,7 @@ def test_an_anchor_over_the_edge_of_a_block_is_found(offset):
     assert "of memory" in [one.text for one in came]
 
 
-def test_a_stream_that_gives_few_bytes_at_a_time_is_skimmed_alike():
+def test_stream_with_few_bytes_at_a_time_is_skimmed_alike():
     class Dripping(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(min(size or 0, 97) if size and size > 0 else size)
@@ -153,7 +151,7 @@ def test_an_empty_input_has_no_lines():
     assert skimmed(b"\xef\xbb\xbf", 1200) == []
 
 
-def test_a_line_longer_than_a_block_keeps_its_number_and_the_anchor_in_it():
+def test_line_longer_than_a_block_keeps_number_and_anchor():
     data = (
         b"one\n"
         + b"x" * 300_000
@@ -202,9 +200,7 @@ def test_memory_is_constant_whatever_the_size():
 @pytest.mark.parametrize(
     "anchor", [b"CUDA out of memory", b"CUDA out \x1b[1mof\x1b[0m memory", b"CUDA out of\n> memory"]
 )
-def test_a_short_input_of_many_lines_comes_whole_where_it_holds_an_anchor_and_else_not_at_all(
-    monkeypatch, anchor
-):
+def test_short_input_comes_whole_if_it_has_an_anchor(monkeypatch, anchor):
     monkeypatch.setattr(skim_module, "SHORT_BYTES", 1 << 18)
     healthy = b"\x1b[2my\x1b[0m\n" * (skim_module.MANY_LINES + 1)
     data = healthy + anchor + b"\n"

@@ -31,7 +31,7 @@ def log(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [1000, 20_000])
-def test_the_first_and_the_last_are_read_with_their_true_places_and_all_others_counted(count):
+def test_first_and_last_are_read_in_place_and_others_counted(count):
     data = log(count)
     items = list(skim(io.BytesIO(data), anchors))
     lines = [item for item in items if not isinstance(item, Gap)]
@@ -44,7 +44,7 @@ def test_the_first_and_the_last_are_read_with_their_true_places_and_all_others_c
     assert len(lines) + sum(item.repeats for item in items if isinstance(item, Gap)) == len(whole)
 
 
-def test_the_diagnosis_names_the_newest_failure_and_says_how_many_were_not_read():
+def test_newest_failure_is_named_with_the_number_not_read():
     found = scan(skim(io.BytesIO(log(20_000)), anchors), RULES)
 
     assert "7777.00 MiB" in found.incidents[-1].evidence[0].text

@@ -52,7 +52,7 @@ def test_the_same_words_while_the_engine_starts_are_no_waking():
     assert "sleep_wake" not in {cause.id for cause in incident.causes}
 
 
-def test_what_was_freed_and_what_stayed_after_each_sleep_is_in_the_text():
+def test_freed_and_kept_bytes_per_sleep_are_in_the_text():
     awake = CORE + "INFO 11-14 15:11:29 [abstract.py:324] It took 0.612 seconds to wake up."
     incident = one(
         slept(60, 2.5),

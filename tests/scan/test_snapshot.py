@@ -27,7 +27,7 @@ def written(folder: Path, whole: object, name: str = "any.log") -> str:
     return str(path)
 
 
-def test_what_was_refused_becomes_an_incident_with_the_allocators_facts(tmp_path: Path):
+def test_refused_allocation_becomes_an_incident_with_facts(tmp_path: Path):
     found = diagnose(written(tmp_path, MADE.in_pieces()))
     (incident,) = found.incidents
     values = {name: fact.value for name, fact in incident.facts.items()}
@@ -95,7 +95,7 @@ def test_expandable_segments_are_not_proposed_where_they_are_on(tmp_path: Path):
     ]
 
 
-def test_a_snapshot_without_a_refusal_is_no_incident_and_is_summed_up(tmp_path: Path):
+def test_snapshot_without_a_failure_is_no_incident(tmp_path: Path):
     made = MADE.Recorder()
     made.segment([(900 * MIB, "active_allocated", STEP)])
     found = diagnose(written(tmp_path, made.snapshot()))
@@ -143,7 +143,7 @@ def test_a_hostile_pickle_is_an_input_that_cannot_be_read(tmp_path: Path):
     assert not (tmp_path / "marker").exists()
 
 
-def test_of_a_huge_pickle_that_is_refused_only_the_first_block_is_read():
+def test_refused_huge_pickle_is_read_only_in_its_first_block():
     class Endless(io.RawIOBase):
         read_bytes = 0
 
@@ -164,7 +164,7 @@ def test_of_a_huge_pickle_that_is_refused_only_the_first_block_is_read():
 
 
 @pytest.mark.parametrize("block_bytes", [3, 500, 777, 1024])
-def test_a_snapshot_of_several_blocks_is_read_wherever_the_first_one_ends(
+def test_snapshot_of_several_blocks_is_read_at_any_split(
     monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ):
     monkeypatch.setattr(snapshot, "_BLOCK_BYTES", block_bytes)
@@ -193,7 +193,7 @@ def test_blocks_of_a_later_moment_are_no_cause(tmp_path: Path):
     assert [cause.rule for cause in incident.causes] == ["OG399"]
 
 
-def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_been_enough(
+def test_blocks_waiting_for_a_stream_are_named_if_sufficient(
     tmp_path: Path,
 ):
     made = MADE.Recorder()
@@ -215,9 +215,7 @@ def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_bee
 @pytest.mark.parametrize(
     ("given", "told"), [(24, "24 bytes"), ("21GiB", "21.00 GiB"), ("21.5GiB", "21.50 GiB")]
 )
-def test_a_device_that_is_smaller_than_what_torch_held_of_it_is_refused_with_both_numbers(
-    tmp_path: Path, given: int | str, told: str
-):
+def test_device_smaller_than_its_tensors_is_refused(tmp_path: Path, given: int | str, told: str):
     with pytest.raises(
         InputError, match=f"given device memory is {told}, but torch had 21.25 GiB of device 0"
     ) as refused:

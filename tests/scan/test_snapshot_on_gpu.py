@@ -136,7 +136,7 @@ def test_the_command_reads_the_same_and_names_the_cause(tmp_path, told):
     assert cause["id"] == "fragmentation"
 
 
-def test_a_function_that_is_split_leaves_the_snapshot_of_its_failure(tmp_path, told):
+def test_split_function_keeps_the_snapshot_of_its_failure(tmp_path, told):
     path = tmp_path / "snapshot.pickle"
 
     @oomguard.guard(batch="rows", snapshot=path)

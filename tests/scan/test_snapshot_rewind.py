@@ -39,7 +39,7 @@ def freed_since(made: Any) -> Any:
     return made
 
 
-def test_blocks_freed_since_the_refusal_are_in_use_again_with_the_stack_that_allocated_them():
+def test_blocks_freed_since_the_failure_count_as_used():
     device = device_of(freed_since(full()))
     assert device.refusal is not None
     assert (device.allocated_bytes, device.split_bytes) == (90 * MIB, 10 * MIB)
@@ -84,7 +84,7 @@ def test_a_block_that_was_freed_and_still_waits_was_in_use():
     assert (device_of(made).allocated_bytes, device_of(made).waiting_bytes) == (90 * MIB, 0)
 
 
-def test_where_the_history_does_not_lead_back_no_free_block_is_told_of_the_refusal():
+def test_broken_history_links_no_free_block_to_the_refusal():
     for later in [
         event("segment_unmap", 20 * MIB),
         event("not heard of", 20 * MIB),
@@ -155,7 +155,7 @@ def test_any_history_leads_back_to_the_blocks_that_were_there():
         ], seed
 
 
-def test_refusals_before_the_last_are_kept_with_their_size_and_stack():
+def test_earlier_refusals_keep_size_and_stack():
     made = full(refused=100 * MIB)
     for _ in range(KEPT_REFUSALS + 5):
         made.refuse(7 * MIB, 0, STEP)

@@ -26,7 +26,7 @@ def recorded(*segments: Any, refused: int | None = None, **options: Any) -> dict
     return whole
 
 
-def test_live_split_free_and_waiting_bytes_add_up_to_what_is_reserved():
+def test_live_free_and_waiting_bytes_add_up_to_reserved():
     device = summarize(
         recorded(
             [(30 * MIB, "active_allocated", STEP), (10 * MIB, "inactive", [])],
@@ -50,7 +50,7 @@ def test_live_split_free_and_waiting_bytes_add_up_to_what_is_reserved():
     assert device.largest_free_bytes == 20 * MIB
 
 
-def test_blocks_are_counted_by_the_programs_own_lines_and_not_by_torchs():
+def test_blocks_are_counted_by_program_lines_not_torchs():
     other = MADE.stack(("/job/eval.py", 4, "score"))
     device = summarize(
         recorded([(2 * MIB, "active_allocated", STEP)] * 3 + [(9 * MIB, "active_allocated", other)])
@@ -92,7 +92,7 @@ def test_more_stacks_and_groups_than_are_kept_are_told_together():
     assert (len(device.groups), device.other_groups) == (KEPT_GROUPS, 3)
 
 
-def test_what_was_refused_is_told_beside_the_blocks_that_it_could_use():
+def test_refused_size_is_shown_next_to_usable_blocks():
     made = MADE.Recorder()
     made.segment(
         [
@@ -206,7 +206,7 @@ def test_notes_say_why_a_snapshot_has_no_refusal():
     assert "no segment" in summarize({"segments": []}).notes[0]
 
 
-def test_a_total_that_is_not_the_sum_of_the_blocks_is_told_and_the_blocks_count():
+def test_wrong_total_is_reported_and_the_blocks_count():
     for total, told in [
         (9 << 30, "9,663,676,416"),
         (float("nan"), "nan"),

@@ -61,7 +61,7 @@ def test_a_line_end_cut_between_two_chunks_is_one_line_end():
     assert split(b"one\r", b"\ntwo") == [Line(1, 0, "one"), Line(2, 5, "two")]
 
 
-def test_a_progress_bar_s_carriage_returns_end_segments_of_one_numbered_line():
+def test_carriage_returns_of_a_progress_bar_end_segments():
     lines = split(b" 10%|#  |\r100%|###|\rERROR boom\nnext\n")
 
     assert [line.text for line in lines] == [" 10%|#  |", "100%|###|", "ERROR boom", "next"]

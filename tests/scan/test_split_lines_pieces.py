@@ -31,7 +31,7 @@ def told(text):
 
 
 @pytest.mark.parametrize("size", [17, 60, 120, 200, 240, 1000])
-def test_a_failure_cut_at_any_length_is_one_incident_with_the_same_figures(size):
+def test_failure_cut_anywhere_is_one_incident_with_equal_numbers(size):
     whole = told("".join(tagged(FAILURE)))
     assert len(whole) == 1
     assert told("".join(pieces_of(FAILURE, size))) == whole
@@ -58,7 +58,7 @@ def test_the_line_is_at_the_place_of_its_first_piece():
     assert [(line.number, line.byte) for line in join_pieces(lines)] == [(1, 100), (5, 500)]
 
 
-def test_a_line_whose_end_does_not_come_is_read_as_far_as_it_goes():
+def test_line_without_an_end_is_read_as_far_as_it_goes():
     cut = pieces_of(["x" * 100], 30)
     assert texts([line.rstrip("\n") for line in cut[:2]])[0].endswith("x" * 60)
     gap = [Line(1, 0, cut[0].rstrip("\n")), Gap(), Line(9, 900, cut[-1].rstrip("\n"))]
@@ -73,7 +73,7 @@ def test_no_line_makes_memory_grow():
 
 
 @pytest.mark.parametrize("lines_around", [0, 3000, 60_000], ids=["short", "many-lines", "blocks"])
-def test_a_failure_amid_a_long_log_is_found_where_its_anchors_are_cut_too(lines_around):
+def test_failure_inside_a_long_log_is_found_at_cut_anchors(lines_around):
     around = "".join(tagged(f"GET /metrics {n}" for n in range(lines_around)))
     pieces = pieces_of(FAILURE, 25)
     found = diagnose_stream(io.BytesIO(f"{around}{''.join(pieces)}{around}".encode()))
@@ -115,7 +115,7 @@ def test_pieces_whose_tags_a_collector_kept_in_json_are_joined(size, lines_aroun
     assert found.incidents[0].plan[0].new == 1792
 
 
-def test_a_line_that_docker_cut_at_16_kib_is_joined_and_a_json_log_without_line_breaks_is_not():
+def test_docker_line_cut_at_16_kib_is_joined_but_no_json_log():
     long = ["=" * 16200 + FAILURE[5], *FAILURE[6:]]
     assert [kind for kind, *_ in told("".join(as_json(pieces_of(long, 16384))))] == [
         "kv_cache_too_small_for_max_len"

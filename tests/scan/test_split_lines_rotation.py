@@ -65,7 +65,7 @@ def test_another_start_of_the_container_does_not_go_on_with_it(tmp_path):
     ]
 
 
-def test_a_log_whose_neighbour_is_gone_or_cannot_be_read_is_read_alone(tmp_path):
+def test_log_without_its_neighbour_is_read_alone(tmp_path):
     at = message(PIECES) + 1
     write(tmp_path, {"0.log": PIECES[at:] + tagged(FAILURE)})
     (tmp_path / "0.log.20251125-051400.gz").write_bytes(b"\x1f\x8b\x08 no gzip")

@@ -58,7 +58,7 @@ def told(diagnosis: Diagnosis) -> list[tuple[int | None, object, object, object]
 
 
 @pytest.mark.parametrize("cores", CORES)
-def test_each_failure_is_told_under_the_model_that_its_own_start_listed(cores: str):
+def test_each_failure_has_the_model_of_its_own_start(cores: str):
     one, two = CORES[cores]
     diagnosis = found(((*START, FAILS), "org/A", 8192, one), ((*START, FAILS), "org/B", 4096, two))
 
@@ -67,7 +67,7 @@ def test_each_failure_is_told_under_the_model_that_its_own_start_listed(cores: s
 
 
 @pytest.mark.parametrize("cores", CORES)
-def test_a_failure_behind_a_start_that_ran_is_of_the_start_that_failed(cores: str):
+def test_failure_after_a_good_start_belongs_to_the_failed_start(cores: str):
     one, two = CORES[cores]
     diagnosis = found((START, "org/A", 8192, one), ((*START, FAILS), "org/B", 4096, two))
 
@@ -84,7 +84,7 @@ def test_a_failure_at_once_takes_nothing_of_the_list_before_it():
     assert told(diagnosis) == [(1, "org/A", "org/A", 8192), (2, "org/B", "org/B", 4096)]
 
 
-def test_the_same_settings_once_more_are_those_of_the_start_that_follows():
+def test_repeated_settings_belong_to_the_following_start():
     one, two = CORES["new"]
     diagnosis = found((START, "org/A", 8192, one), ((*START, FAILS), "org/A", 8192, two))
 
@@ -92,7 +92,7 @@ def test_the_same_settings_once_more_are_those_of_the_start_that_follows():
     assert diagnosis.incidents[0].settings_complete
 
 
-def test_what_the_start_before_set_is_not_in_force_where_the_next_lists_its_settings():
+def test_earlier_starts_settings_end_with_a_new_list():
     core = CORES["new"][0]
     shared = ECHO.replace("'max_model_len'", "'gpu_memory_utilization': 0.5, 'max_model_len'")
     diagnosis = found(((shared,), "org/A", 8192, core), ((*START, FAILS), "org/B", 4096, core))
@@ -100,14 +100,14 @@ def test_what_the_start_before_set_is_not_in_force_where_the_next_lists_its_sett
     assert "gpu_memory_utilization" not in diagnosis.incidents[0].settings
 
 
-def test_ranks_of_one_job_that_list_the_same_settings_are_one_start():
+def test_ranks_of_one_job_with_equal_settings_are_one_start():
     lines = ((ECHO, LENGTH, BEGINS), "org/A", 8192, "(EngineCore_DP0 pid=701) ")
     beside = ((*START, FAILS), "org/A", 8192, "(EngineCore_DP1 pid=702) ")
 
     assert told(found(lines, beside)) == [(1, "org/A", "org/A", 8192)]
 
 
-def test_a_container_that_starts_another_model_without_a_list_is_another_start():
+def test_container_starting_another_model_is_another_start():
     core = CORES["same"][0]
     diagnosis = found(
         ((BEGINS, MEASURED), "org/A", 8192, core), ((BEGINS, MEASURED, FAILS), "org/B", 4096, core)

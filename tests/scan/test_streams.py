@@ -14,7 +14,7 @@ RAW = (
 )
 
 
-def test_a_traceback_on_standard_error_is_of_the_start_that_standard_output_told():
+def test_stderr_traceback_belongs_to_the_start_on_stdout():
     scanner = Scanner(default_rules())
     scanner.push(Line(1, 0, ECHO), "stdout")
     scanner.push(Line(2, 0, START), "stdout")

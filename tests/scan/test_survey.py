@@ -40,7 +40,7 @@ def test_each_gpu_tells_its_uuid_and_who_holds_what_of_it(gpus):
     assert (found["failure"], found["driver"]) == (None, "580.65.06")
 
 
-def test_a_divided_gpu_tells_its_instances_by_the_numbers_that_they_have(gpus):
+def test_divided_gpu_shows_its_instances_by_their_numbers(gpus):
     gpus.are(
         simulated_gpus.line(0, 80, "H100", "mig"),
         f"mig MIG-a {10 * GIB} 0 H100_MIG_1g.10gb",

@@ -87,7 +87,7 @@ def finished(spans: InMemorySpanExporter, name: str = "oomguard.call") -> list[R
     return [span for span in spans.get_finished_spans() if span.name == name]
 
 
-def test_a_call_that_succeeds_at_once_is_neither_counted_nor_a_span(registry, spans, fits_four):
+def test_call_that_succeeds_at_once_adds_no_count_and_no_span(registry, spans, fits_four):
     assert fits_four([1, 2]) == [1, 2]
 
     assert values(registry)[("oomguard_attempts_total",)] == 0
@@ -153,7 +153,7 @@ def test_a_loop_of_attempts_is_counted_and_told_like_a_call(registry, spans):
     )
 
 
-def test_a_loop_whose_body_fails_of_something_else_is_nothing_of_ours(registry, spans):
+def test_loop_that_fails_otherwise_is_not_ours(registry, spans):
     with pytest.raises(KeyError):
         for attempt in oomguard.attempts(batch_size=8):
             with attempt:
@@ -162,7 +162,7 @@ def test_a_loop_whose_body_fails_of_something_else_is_nothing_of_ours(registry, 
     assert finished(spans) == []
 
 
-def test_an_engine_that_dies_at_work_counts_once_and_its_hours_of_work_are_not_lost(registry):
+def test_engine_death_at_work_counts_once_and_keeps_its_hours(registry):
     started = Attempt(1, {}, seconds=3600.0)
     guarded_calls.count_attempt(started)
     for _ in range(2):  # and dies again after it was made again
@@ -192,7 +192,7 @@ def test_names_that_a_registry_has_already_are_refused():
         oomguard.enable_metrics(taken)
 
 
-def test_by_default_they_stand_in_the_registry_that_the_program_exposes():
+def test_metrics_are_in_the_programs_registry_by_default():
     code = "import oomguard, prometheus_client\noomguard.enable_metrics()\nprint(prometheus_client.generate_latest().decode())"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -208,7 +208,7 @@ def test_without_the_library_the_extra_is_named():
     assert install_hint("metrics") in ran.stderr
 
 
-def test_a_remedied_call_loads_neither_library_where_the_program_has_not():
+def test_remedied_call_loads_no_library_that_the_program_lacks():
     ran = subprocess.run(
         [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=True
     )

@@ -48,6 +48,7 @@ def test_promtool_finds_nothing_to_say_of_the_names():
     places = {"run", "scrape", "process"}
     now = {
         "resident_bytes": 1,
+        "host_full_in_s": 1.0,
         "device_total_bytes": {("0", "A"): 2},
         "device_used_bytes": {("0", "A"): 1},
     }

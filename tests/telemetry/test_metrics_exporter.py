@@ -20,7 +20,7 @@ def test_a_place_exports_the_metrics_of_its_rows_and_no_other():
         }, place
 
 
-def test_what_nobody_tells_is_absent_and_a_figure_that_is_zero_is_not():
+def test_unreported_figure_is_absent_and_a_zero_is_not():
     now = {"resident_bytes": None, "device_total_bytes": {}, "device_used_bytes": {("0", ""): 0}}
     found = exported(Exporter(Tally(), {"run", "scrape"}, lambda: now))
 

@@ -55,7 +55,7 @@ def test_an_incident_that_no_rule_explains_has_the_unknown_cause():
 
 
 @pytest.mark.parametrize(("found", "failed"), [(None, 0), (incident(), 1)])
-def test_an_attempt_that_its_user_stopped_did_not_fail_unless_it_has_an_incident(found, failed):
+def test_attempt_stopped_by_its_user_fails_only_with_an_incident(found, failed):
     tally = Tally()
     tally.ended(
         Attempt(1, {}, incident=found, exit_status=143, error="exit status 143"), is_stopped=True
@@ -72,7 +72,7 @@ def test_the_start_time_is_there_while_an_attempt_runs_only():
     assert tally.figure("began_at") is None
 
 
-def test_a_prediction_error_is_the_measured_share_above_the_predicted_one():
+def test_prediction_error_is_measured_over_predicted_share():
     predicted = (patch(predicts={"kv_cache_available_bytes": 100, "never_measured": 5, "zero": 0}),)
     measured = {"kv_cache_available_bytes": 87.0, "never_predicted": 3.0, "zero": 1.0}
     assert prediction_errors(Attempt(2, {}, predicted, measured=measured)) == {

@@ -57,7 +57,7 @@ def get(url: str) -> dict[tuple[str, ...], float]:
         return scraped(answer.read().decode())
 
 
-def test_a_scrape_tells_what_has_happened_while_the_command_runs_on():
+def test_scrape_shows_events_while_the_command_runs():
     with running("--metrics", "0") as (_, url):
         found = get(url)
 
@@ -73,7 +73,7 @@ def test_a_scrape_tells_what_has_happened_while_the_command_runs_on():
     assert found[("oomguard_attempt_start_time_seconds",)] > 1.7e9
 
 
-def test_a_scrape_that_breaks_off_prints_nothing_into_the_commands_output():
+def test_broken_scrape_prints_nothing_into_the_output():
     with running("--metrics", "0") as (process, url):
         host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
         for sent in (b"", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
@@ -89,7 +89,7 @@ def test_a_scrape_that_breaks_off_prints_nothing_into_the_commands_output():
     assert "Exception" not in output
 
 
-def test_it_listens_on_this_machine_alone_unless_another_address_is_given():
+def test_port_listens_locally_unless_an_address_is_given():
     with running("--metrics", "0") as (_, url):
         assert url.startswith("http://127.0.0.1:")
     with running("--metrics", "[::1]:0") as (_, url):
@@ -97,19 +97,19 @@ def test_it_listens_on_this_machine_alone_unless_another_address_is_given():
         assert get(url)[("oomguard_attempts_total",)] == 2
 
 
-def test_a_port_in_use_is_told_with_the_command_that_finds_its_holder_and_the_command_runs():
+def test_taken_port_names_the_command_that_finds_its_holder():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = run("--metrics", str(port), command=("echo", "ran"))
 
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     documented = next(
-        line for line in DOCS.read_text().splitlines() if "no metrics are served" in line
+        line for line in DOCS.read_text().splitlines() if "No metrics are served" in line
     )
     assert documented.replace("9400", str(port)) in ran.stderr.splitlines()
 
 
-def test_an_address_of_another_machine_is_told_and_the_command_runs():
+def test_address_of_another_machine_is_reported_only():
     host = "192.0.2.1"
     ran = run("--metrics", f"{host}:9400", command=("echo", "ran"))
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
@@ -148,13 +148,13 @@ SERVERS = {
 
 
 @each("how", SERVERS)
-def test_the_commands_own_port_is_refused_before_it_starts_whatever_is_around_it(how):
+def test_commands_own_port_is_refused_before_the_start(how):
     ran = run("--metrics", "19481", command=SERVERS[how])
     assert ran.returncode == 2
     assert "the command itself listens on port 19481" in ran.stderr
 
 
-def test_no_place_for_metrics_is_one_message_and_the_command_is_not_started(tmp_path):
+def test_missing_metrics_target_is_one_message_and_no_start(tmp_path):
     ran = run("--metrics", "everywhere", command=("touch", str(tmp_path / "started")))
     assert ran.returncode == 2
     assert "is not a port, an address, or a file" in ran.stderr
@@ -162,7 +162,7 @@ def test_no_place_for_metrics_is_one_message_and_the_command_is_not_started(tmp_
     assert not (tmp_path / "started").exists()
 
 
-def test_without_the_library_the_extra_is_named_and_the_command_is_not_started(tmp_path):
+def test_missing_library_names_the_extra_and_starts_nothing(tmp_path):
     words = [
         sys.executable,
         "-m",
@@ -181,7 +181,7 @@ def test_without_the_library_the_extra_is_named_and_the_command_is_not_started(t
     assert not (tmp_path / "started").exists()
 
 
-def test_without_the_sdk_a_named_exporter_is_told_with_what_brings_it(tmp_path):
+def test_named_exporter_without_the_sdk_names_the_package(tmp_path):
     env = {**hooked(tmp_path, WITHOUT), "OTEL_TRACES_EXPORTER": "otlp,zipkin"}
     words = [sys.executable, "-m", "oomguard", "run", "--", "echo", "ran"]
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -190,7 +190,7 @@ def test_without_the_sdk_a_named_exporter_is_told_with_what_brings_it(tmp_path):
     assert f"{install_hint('otel')} and pip install opentelemetry-exporter-zipkin" in ran.stderr
 
 
-def test_of_two_runs_inside_each_other_the_outer_one_heeds_the_variable(tmp_path):
+def test_outer_of_two_nested_runs_obeys_the_variable(tmp_path):
     inner = (sys.executable, "-m", "oomguard", "run", "--", "sh", "-c", "exit 3")
     ran = run(command=inner, OOMGUARD_METRICS=str(tmp_path / "run.prom"))
     assert ran.returncode == 3
@@ -217,7 +217,7 @@ def test_a_multiprocess_folder_of_the_command_is_left_alone(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_a_library_that_breaks_when_it_is_loaded_is_told_once_and_the_command_runs(tmp_path):
+def test_broken_library_is_reported_once_and_the_command_runs(tmp_path):
     target = "0"
     (tmp_path / "prometheus_client").mkdir()
     (tmp_path / "prometheus_client" / "__init__.py").write_text("raise RuntimeError('broken')")

@@ -47,7 +47,7 @@ def ask(server: str, expression: str) -> list[dict[str, Any]]:
     return result
 
 
-def test_prometheus_scrapes_a_run_and_has_a_value_of_every_metric(tmp_path):
+def test_prometheus_scrape_has_a_value_of_every_metric(tmp_path):
     prometheus = shutil.which("prometheus")
     if prometheus is None:
         pytest.skip("no Prometheus (Debian: prometheus)")

@@ -8,7 +8,7 @@ from oomguard.telemetry.metrics import Tally
 from oomguard.telemetry.run_metrics import RunMetrics
 
 
-def test_an_attempt_that_a_stop_kept_from_starting_is_not_counted():
+def test_attempt_stopped_before_its_start_is_not_counted():
     tally = Tally()
     along = RunMetrics(tally, lambda: True)
     assert isinstance(along, PreStartHook)

@@ -38,7 +38,7 @@ def test_a_file_is_told_by_its_ending(tmp_path: Path):
     assert parse_target(str(tmp_path / "9400.prom")) == tmp_path / "9400.prom"
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_command_runs(tmp_path: Path):
+def test_missing_folder_is_reported_before_the_command_runs(tmp_path: Path):
     with pytest.raises(UsageError, match="the folder cannot be written"):
         parse_target(str(tmp_path / "no" / "x.prom"))
 

@@ -15,7 +15,7 @@ def file_of(tally: Tally, path: Path) -> TextFile:
     return TextFile(path, Exporter(tally, {"run"}))
 
 
-def test_each_event_is_in_the_file_at_once_and_no_other_file_stays(tmp_path):
+def test_each_event_is_in_the_file_at_once_without_leftovers(tmp_path):
     path, tally = tmp_path / "run.prom", Tally()
     counting = RunMetrics(tally, lambda: False)
     counting.outlet = file_of(tally, path)
@@ -49,7 +49,7 @@ def test_who_reads_while_it_is_written_sees_a_whole_file(tmp_path):
     assert seen == {whole}
 
 
-def test_a_file_that_cannot_be_written_is_told_once_and_again_after_it_could(tmp_path, caplog):
+def test_unwritable_file_is_reported_once_per_change(tmp_path, caplog):
     folder, tally = tmp_path / "there", Tally()
     folder.mkdir()
     writer = file_of(tally, folder / "run.prom")

@@ -19,7 +19,7 @@ def test_facts_are_sent_where_they_are_numbers():
     assert "a prompt of mine" not in str(told)
 
 
-def test_only_the_first_cause_is_sent_and_none_where_there_is_none():
+def test_only_the_first_cause_is_sent_and_none_without_one():
     causes = (Cause("fragmentation", "OG1", 0.9, (), ""), Cause("lora", "OG2", 0.5, (), ""))
     told = of_incident(Incident("cuda_oom", "x", causes=causes), 2)
     assert (told["oomguard.incident.cause"], told["oomguard.incident.rule"]) == (
@@ -29,7 +29,7 @@ def test_only_the_first_cause_is_sent_and_none_where_there_is_none():
     assert "oomguard.incident.cause" not in of_incident(Incident("cuda_oom", "x"), 1)
 
 
-def test_an_attempt_carries_what_was_changed_predicted_and_measured():
+def test_attempt_has_changes_predictions_and_measurements():
     patch = Patch(
         "max_model_len", 8, 4, Effect.REDUCES_CAPACITY, "", predicts={"kv_cache_needed_bytes": 10}
     )

@@ -88,7 +88,7 @@ def attributes(one: Any) -> dict[str, Any]:
     return values
 
 
-def test_a_run_is_a_span_with_one_below_for_each_attempt_and_an_event_for_its_incident(collector):
+def test_run_is_a_span_with_one_child_per_attempt(collector):
     ran = run(**collector.env)
     assert ran.returncode == 0, ran.stderr
 
@@ -140,7 +140,7 @@ def _sent(collector: Collector) -> dict[str, set[str]]:
     return found
 
 
-def test_the_trace_of_the_environment_goes_on_through_the_run_to_the_command(collector):
+def test_trace_of_the_environment_continues_to_the_command(collector):
     ran = run(command=TELLS, TRACEPARENT=ABOVE, TRACESTATE="vendor=1", **collector.env)
 
     (whole,), (attempt,) = collector.named("oomguard.run"), collector.named("oomguard.attempt")
@@ -152,13 +152,13 @@ def test_the_trace_of_the_environment_goes_on_through_the_run_to_the_command(col
     }
 
 
-def test_a_trace_that_is_not_sampled_stays_so_for_the_command_and_nothing_is_sent(collector):
+def test_unsampled_trace_stays_so_and_sends_nothing(collector):
     ran = run(command=TELLS, TRACEPARENT=ABOVE[:-2] + "00", **collector.env)
     assert json.loads(ran.stdout)["TRACEPARENT"].endswith("-00")
     assert collector.spans == []
 
 
-def test_without_anything_asked_the_commands_environment_is_as_it_was():
+def test_environment_of_the_command_is_unchanged_by_default():
     assert json.loads(run(command=TELLS, TRACEPARENT=ABOVE).stdout) == {
         "TRACEPARENT": ABOVE,
         "TRACESTATE": None,
@@ -178,7 +178,7 @@ def test_secrets_of_the_command_are_not_sent(collector):
     assert whole.status.code == 2
 
 
-def test_a_command_that_cannot_be_started_is_a_span_with_an_error(collector):
+def test_command_that_cannot_start_is_a_span_with_an_error(collector):
     ran = run(command=("no-such-command",), **collector.env)
     assert ran.returncode == 127
     (whole,), (attempt,) = collector.named("oomguard.run"), collector.named("oomguard.attempt")
@@ -187,14 +187,14 @@ def test_a_command_that_cannot_be_started_is_a_span_with_an_error(collector):
 
 
 @pytest.mark.parametrize("collector", [500], indirect=True)
-def test_a_collector_that_refuses_is_told_in_one_line_and_the_command_is_as_ever(collector):
+def test_refusing_collector_costs_one_line_and_no_command(collector):
     ran = run(command=("echo", "ran"), **collector.env)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     (line,) = ran.stderr.splitlines()
     assert line.startswith("oomguard: Spans are lost because the collector did not accept them")
 
 
-def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_stated():
+def test_unresponsive_collector_delays_the_end_by_a_stated_time():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
@@ -208,13 +208,13 @@ def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_sta
     assert DELIVER_S <= 3
 
 
-def test_the_console_exporter_leaves_standard_output_to_the_command():
+def test_console_exporter_leaves_standard_output_to_the_command():
     ran = run(command=("echo", "ran"), OTEL_TRACES_EXPORTER="console")
     assert ran.stdout == "ran\n"
     assert '"name": "oomguard.run"' in ran.stderr
 
 
-def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs():
+def test_missing_package_is_reported_and_the_command_runs():
     for env, why in [
         (
             {"OTEL_TRACES_EXPORTER": "zipkin"},
@@ -231,7 +231,7 @@ def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs():
         assert why in ran.stderr, (env, why)
 
 
-def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint():
+def test_spans_are_on_with_an_exporter_or_an_endpoint():
     for env, asked in [
         ({}, False),
         ({"OTEL_SERVICE_NAME": "x", "OTEL_PYTHON_LOG_CORRELATION": "true"}, False),
@@ -245,7 +245,7 @@ def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint():
         assert is_enabled(env) is asked, (env, asked)
 
 
-def test_the_seconds_that_were_waited_for_a_collector_are_those_that_were():
+def test_waited_seconds_for_a_collector_are_the_real_ones():
     ran = run(command=("true",), OTEL_EXPORTER_OTLP_ENDPOINT="not-a-url")
     found = re.search(r"waited_s=([\d.]+) ", ran.stderr)
     assert found

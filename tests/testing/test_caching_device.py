@@ -43,7 +43,7 @@ def test_tensors_lie_in_segments_and_freed_blocks_are_kept():
         assert device.peak_reserved_bytes == 0
 
 
-def test_free_memory_in_pieces_fails_though_there_is_enough_and_the_message_tells_it():
+def test_fragmented_free_memory_fails_and_the_message_shows_it():
     with limit_memory("80 MiB", caching_allocator=True) as device:
         pieces = [made(4) for _ in range(20)]
         kept = pieces[::2]
@@ -79,7 +79,7 @@ def test_a_full_device_gets_unused_segments_back_before_it_fails():
         assert device.reserved_bytes == second.nbytes
 
 
-def test_what_is_asked_of_the_device_is_told_not_what_the_tensor_takes():
+def test_requested_bytes_are_reported_not_the_tensors():
     with (
         limit_memory("8 MiB", caching_allocator=True),
         pytest.raises(torch.OutOfMemoryError, match=r"allocate 20\.00 MiB"),
@@ -151,7 +151,7 @@ def test_it_holds_what_the_replayed_allocator_holds(steps):
         assert device.peak_reserved_bytes == replay(events)
 
 
-def test_what_a_guard_may_take_is_what_torch_keeps_and_what_the_device_has():
+def test_guard_may_use_what_torch_keeps_and_the_device_has():
     with limit_memory("100 MiB", caching_allocator=True, other_processes="10 MiB"):
         kept = made(4)
         assert torch_memory.is_cached()
@@ -160,7 +160,7 @@ def test_what_a_guard_may_take_is_what_torch_keeps_and_what_the_device_has():
         assert not torch_memory.is_cached()
 
 
-def test_a_guarded_function_runs_in_parts_where_blocks_are_cached():
+def test_guarded_function_runs_in_parts_with_cached_blocks():
     @oomguard.guard(batch="rows")
     def squares(rows):
         return list((torch.ones(len(rows), 2**18) * torch.tensor(rows)[:, None]).sum(dim=1))
@@ -171,7 +171,7 @@ def test_a_guarded_function_runs_in_parts_where_blocks_are_cached():
     assert [float(value) for value in found] == [n * 2.0**18 for n in range(40)]
 
 
-def test_the_rows_of_a_guarded_generate_are_solved_for_the_blocks_that_they_take():
+def test_guarded_generate_rows_are_solved_by_their_blocks():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {
         "vocab_size": 4096,

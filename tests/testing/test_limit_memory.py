@@ -226,7 +226,7 @@ def test_a_sparse_tensor_counts_as_its_indices_and_values(subtests):
             assert device.live_bytes == 0
 
 
-def test_a_sparse_tensor_made_before_can_be_counted_before_its_first_use():
+def test_earlier_sparse_tensor_can_be_counted_before_use():
     weights = torch.ones(64, 64).to_sparse()
     with limit_memory("1 MiB") as outer, limit_memory("1 MiB") as device:
         device.adopt([weights])
@@ -259,7 +259,7 @@ def test_a_size_without_a_unit_is_told_with_units():
     assert caught.value.hint == 'write "16 GiB", "16 MiB" or "16 B"'
 
 
-def test_a_storage_that_grew_by_itself_fails_at_the_next_read_with_what_it_took(subtests):
+def test_grown_storage_fails_at_the_next_read_with_its_size(subtests):
     for caching in [False, True]:
         with (
             subtests.test(caching=caching),

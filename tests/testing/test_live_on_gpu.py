@@ -101,7 +101,7 @@ def on_gpu(call, model, ids):
     return peak - others, asked - others, before - torch.cuda.memory_allocated()
 
 
-def test_the_live_peak_is_near_a_gpus_but_for_the_workspaces_of_cublas(subtests, told):
+def test_live_peak_is_near_a_gpus_except_cublas_workspaces(subtests, told):
     for name, value in CASES.items():
         with subtests.test(name=name):
             call, attention, shape = value

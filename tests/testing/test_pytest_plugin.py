@@ -147,7 +147,7 @@ def test_marked_tests_run_on_their_device_and_no_other_test_does(ran):
     }
 
 
-def test_a_test_that_runs_out_of_memory_shows_peak_limit_and_diagnosis_and_ends_at_its_own_line(
+def test_test_out_of_memory_shows_peak_limit_and_diagnosis(
     ran,
 ):
     report = ran.stdout.split("_ test_too_much _")[1].split("_ test_wrong _")[0]
@@ -162,7 +162,7 @@ def test_a_test_that_runs_out_of_memory_shows_peak_limit_and_diagnosis_and_ends_
     assert "simulated_device.py" not in report
 
 
-def test_a_test_that_fails_of_something_else_shows_the_peak_alone(ran):
+def test_test_that_fails_otherwise_shows_only_the_peak(ran):
     report = ran.stdout.split("_ test_wrong _")[1].split("short test summary")[0]
     assert "peak 4.00 MiB of 8.00 MiB on a simulated device" in report
     assert "why:" not in report
@@ -189,7 +189,7 @@ def test_nothing(): pass
 """
 
 
-def test_markers_that_ask_for_no_device_are_all_named_when_tests_are_collected(tmp_path):
+def test_markers_without_a_device_are_named_at_collection(tmp_path):
     wrong = run(tmp_path, *PLUGIN, tests=WRONG)
     assert wrong.returncode in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
     assert "passed" not in wrong.stdout
@@ -239,7 +239,7 @@ class TestOld(unittest.TestCase):
 """
 
 
-def test_the_traceback_of_a_full_device_ends_at_the_users_own_line(tmp_path):
+def test_traceback_of_a_full_device_ends_at_the_users_line(tmp_path):
     failed = run(tmp_path, *PLUGIN, tests=ENDS)
     assert "3 failed" in failed.stdout
     assert "site-packages" not in failed.stdout
@@ -269,7 +269,7 @@ def test_later(): pass
 """
 
 
-def test_a_marker_that_a_conftest_adds_and_that_asks_for_no_device_fails_its_test_in_one_line(
+def test_conftest_marker_without_a_device_fails_in_one_line(
     tmp_path,
 ):
     (tmp_path / "conftest.py").write_text(ADDED)
@@ -282,7 +282,7 @@ def test_a_marker_that_a_conftest_adds_and_that_asks_for_no_device_fails_its_tes
     assert "pytest_plugin.py" not in ran.stdout
 
 
-def test_an_indirect_parameter_of_no_size_fails_its_test_in_one_line(ran):
+def test_empty_indirect_parameter_fails_its_test_in_one_line(ran):
     assert "ERROR test_it.py::test_no_size" in ran.stdout
     assert "\nnot a size: '8 potatoes'; write it as" in ran.stdout
 
@@ -324,7 +324,7 @@ def installed(tmp_path_factory) -> str:
     return os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
-def test_where_no_test_asks_for_a_device_neither_torch_nor_the_device_loads(tmp_path, installed):
+def test_tests_without_devices_load_neither_torch_nor_device(tmp_path, installed):
     plain = run(tmp_path, "--markers", PYTHONPATH=installed, PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
     assert "@pytest.mark.gpu_memory(size, *, caching_allocator=False" in plain.stdout
     plain = run(tmp_path, tests=PLAIN, PYTHONPATH=installed, PYTEST_DISABLE_PLUGIN_AUTOLOAD="")

@@ -43,7 +43,7 @@ def made(vllm_env, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["ngram_rows", "request_blocks"])
-def test_what_a_start_makes_for_its_requests_is_the_product_of_its_row(made, name):
+def test_request_tables_are_the_product_of_their_row(made, name):
     row = next(row for row in allocations() if row.name == name)
     assert name_allocation(made[name], 0.0, NUMBERS, "load_weights").product.allocation == row
 

@@ -21,5 +21,5 @@ def _docs_output():
 
 
 @pytest.mark.usefixtures("vllm_env")
-def test_each_block_with_the_real_engine_is_what_its_command_prints(tmp_path):
+def test_each_real_engine_block_shows_what_its_command_prints(tmp_path):
     assert _docs_output().problems(ROOT / "README.md", tmp_path, vllm=True) == []

@@ -13,7 +13,7 @@ def run(folder: Path, env: dict[str, str], *words: str, **more: str) -> list[obj
     return found
 
 
-def test_an_llm_whose_length_does_not_fit_is_started_once_more_and_answers(folder, vllm_env):
+def test_llm_with_too_large_a_length_restarts_and_answers(folder, vllm_env):
     tokens, length, attempts, left = run(folder, vllm_env, "llm")
     assert tokens == [8, 8]
     assert length == 1792
@@ -33,7 +33,7 @@ def test_an_async_engine_is_started_within_its_loop(folder, vllm_env):
     assert len(attempts) == 2
 
 
-def test_when_nothing_is_left_the_original_exception_has_the_cores_own_words(folder, vllm_env):
+def test_original_exception_has_the_cores_own_words(folder, vllm_env):
     kind, message, notes, attempts, left = run(folder, vllm_env, "nothing-left")
     assert kind == "RuntimeError"
     assert message.startswith("Engine core initialization failed. See root cause above.")

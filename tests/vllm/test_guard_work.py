@@ -16,7 +16,7 @@ def run(folder: Path, env: dict[str, str], way: str, **more: str) -> dict[str, A
     return found
 
 
-def test_a_killed_core_is_made_again_and_every_output_comes_once_and_equal(folder, vllm_env):
+def test_killed_core_restarts_and_outputs_come_once_and_equal(folder, vllm_env):
     found = run(folder, vllm_env, "killed")
     assert found["equal"] == ALL
     assert [error for _, error in found["attempts"]] == ["EngineDeadError", ""]
@@ -29,9 +29,7 @@ def test_a_stream_goes_on_from_the_tokens_that_were_delivered(folder, vllm_env):
     assert found["later"]
 
 
-def test_ctrl_c_while_a_core_is_made_again_ends_the_program_at_once_and_leaves_nothing(
-    folder, vllm_env
-):
+def test_ctrl_c_during_a_core_restart_ends_the_program_at_once(folder, vllm_env):
     found = run(folder, vllm_env, "interrupted")
     assert found["interrupted"]
     assert found["after_s"] <= 5

@@ -12,7 +12,7 @@ from support.watched_server import watched_server
 LIMIT_S = 8
 
 
-def test_a_scheduler_that_stops_is_found_and_the_server_answers_again(vllm_env, tmp_path):
+def test_stopped_scheduler_is_found_and_the_server_recovers(vllm_env, tmp_path):
     make_tiny(tmp_path)
     with watched_server(tmp_path, LIMIT_S) as server:
         assert server.answers()

@@ -105,9 +105,7 @@ def as_engine_has_it(name: str, value: object) -> object:
     return value
 
 
-def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(
-    vllm_env, place, monkeypatch
-):
+def test_flags_and_files_are_read_as_by_the_engines_parser(vllm_env, place, monkeypatch):
     monkeypatch.chdir(place)
     plain, *found = parsed(
         [["serve", "m"], *(["serve", "m", *words] for words in LINES)], vllm_env, place
@@ -126,9 +124,7 @@ def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(
             assert engine[name] == plain[name], (words, name)
 
 
-def test_a_switch_that_a_file_turns_off_reaches_the_engine_of_a_module_and_not_that_of_a_subcommand(
-    vllm_env, place, monkeypatch
-):
+def test_file_switch_reaches_a_modules_engine_not_a_subcommands(vllm_env, place, monkeypatch):
     monkeypatch.chdir(place)
     words = ("--config", "c.yaml")
     of_subcommand, of_module = parsed(
@@ -154,7 +150,7 @@ NAMES = (
 )
 
 
-def test_a_changed_command_has_the_new_value_in_the_engine_s_own_parser(
+def test_changed_command_has_the_new_value_in_the_engines_parser(
     vllm_env, place, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(place)

@@ -72,9 +72,7 @@ def run_while_the_node_stands_still(
     return ran, journal, abs(total_after - total)
 
 
-def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(
-    folder, vllm_env, tmp_path
-):
+def test_utilization_that_leaves_nothing_is_raised(folder, vllm_env, tmp_path):
     ran, journal, moved = run_while_the_node_stands_still(
         "low_utilization.py", folder, vllm_env, tmp_path
     )
@@ -114,9 +112,7 @@ def ballast() -> Iterator[None]:
             process.kill()
 
 
-def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_free(
-    folder, vllm_env, tmp_path
-):
+def test_default_without_room_is_lowered_to_free_memory(folder, vllm_env, tmp_path):
     ran, journal, _ = run_while_the_node_stands_still(
         "default_utilization.py", folder, vllm_env, tmp_path, ballast
     )
@@ -165,7 +161,7 @@ def test_a_healthy_start_has_no_incident(healthy_log, vllm_env):
     assert json.loads(ran.stdout)["incidents"] == []
 
 
-def test_an_installed_plugin_changes_nothing_without_our_variable(healthy_log, folder, vllm_env):
+def test_installed_plugin_does_nothing_without_our_variable(healthy_log, folder, vllm_env):
     changed_env = {**vllm_env, "OOMGUARD_VLLM_OVERRIDES": '{"max_model_len": 512}'}
     changed = subprocess.run(
         ["python", "feasible.py", SMALL],

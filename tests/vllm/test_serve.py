@@ -57,7 +57,7 @@ def refused(
     return ran
 
 
-def test_by_default_the_run_ends_with_the_childs_status_and_is_not_repeated(refused):
+def test_run_ends_with_the_childs_status_by_default(refused):
     assert refused.returncode == 1
     assert refused.stderr.count("oomguard: Attempt ended") == 1
 
@@ -75,9 +75,7 @@ def test_each_command_that_would_work_is_given(refused):
     assert "you set it: --allow reduces-capacity permits it" in text
 
 
-def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(
-    folder, vllm_env, refused
-):
+def test_given_values_start_the_real_engine_failing_ones_do_not(folder, vllm_env, refused):
     settings = [
         {"max_model_len": 1792, "kv_cache_memory_bytes": 1000000},
         {"max_model_len": 32768, "kv_cache_memory_bytes": 16842752},
@@ -101,9 +99,7 @@ def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(
     assert [answer["starts"] for answer in answers] == [True, True, False, False]
 
 
-def test_with_permission_the_length_is_solved_and_the_server_answers_until_term(
-    folder, vllm_env, tmp_path
-):
+def test_permitted_length_is_solved_and_the_server_answers(folder, vllm_env, tmp_path):
     port = free_port()
     journal = tmp_path / "journal.sqlite3"
     output, errors = tmp_path / "out", tmp_path / "err"

@@ -23,9 +23,7 @@ SCORED = MODELS["llama-3.1-8b"] | {
 LIMIT_KIB = 7_000_000
 
 
-def test_log_probabilities_of_a_prompt_are_scored_in_smaller_steps(
-    folder: Path, vllm_env, tmp_path
-):
+def test_prompt_log_probabilities_use_smaller_steps(folder: Path, vllm_env, tmp_path):
     """The seed's failure: 8190 x 128256 logits in float32 do not fit, and steps that do are found at once."""
     (folder / "scored").mkdir()
     (folder / "scored" / "config.json").write_text(json.dumps(SCORED))

@@ -53,7 +53,7 @@ def test_the_object_of_a_line_tells_its_time():
         assert time_of_object(json.dumps(value)) == AT, name
 
 
-def test_an_object_that_is_written_out_tells_the_time_of_each_of_its_lines():
+def test_written_object_shows_the_time_of_each_line():
     for name in [name for name in OBJECTS if name != "Elasticsearch"]:
         other = {
             "message": "x",
@@ -69,7 +69,7 @@ def test_an_object_that_is_written_out_tells_the_time_of_each_of_its_lines():
         ), name
 
 
-def test_a_failure_is_of_the_collector_s_time_before_the_stamp_within(tmp_path: Path):
+def test_failure_has_the_collectors_time_before_its_own_stamp(tmp_path: Path):
     log = tmp_path / "export.json"
     for name in [name for name in OBJECTS if name != "Elasticsearch"]:
         for text in (json.dumps(OBJECTS[name]), json.dumps([OBJECTS[name]], indent=4)):

@@ -48,7 +48,7 @@ def test_a_stamp_is_read_as_its_writer_meant_it():
         assert moment_of(line, WRITTEN) == at, (line, at)
 
 
-def test_without_a_file_time_a_stamp_without_a_year_is_not_guessed():
+def test_year_of_a_stamp_is_not_guessed_without_a_file_time():
     assert moment_of("INFO 11-20 10:00:00 [core.py:842] x", None) is None
 
 

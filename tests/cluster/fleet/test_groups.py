@@ -42,7 +42,7 @@ def of(*findings: IncidentSummary, since: float | None = None) -> FleetSummary:
     )
 
 
-def test_incidents_of_one_cause_model_setting_and_version_are_one_group():
+def test_incidents_of_equal_cause_model_setting_are_one_group():
     same = finding(change(1000)), finding(change(2000), source="b.log")
     others = (
         finding(change(1, setting="max_num_seqs")),
@@ -55,7 +55,7 @@ def test_incidents_of_one_cause_model_setting_and_version_are_one_group():
     assert summary.groups[0].inputs == 2
 
 
-def test_a_lowered_setting_is_fixed_by_the_lowest_value_and_a_raised_one_by_the_highest():
+def test_lowest_value_fixes_a_lowered_setting():
     lowered = of(finding(change(1000)), finding(change(2000))).groups[0].fix
     raised = (
         of(*(finding(change(n, old=1, setting="tensor_parallel_size")) for n in (2, 4)))
@@ -68,7 +68,7 @@ def test_a_lowered_setting_is_fixed_by_the_lowest_value_and_a_raised_one_by_the_
     assert (raised.changes[0].new, raised.fixes) == (4, 2)
 
 
-def test_of_values_without_an_order_the_most_frequent_fixes_only_its_own():
+def test_most_frequent_unordered_value_fixes_only_its_own():
     fix = (
         of(
             *(
@@ -89,13 +89,13 @@ def test_incidents_without_a_solved_value_have_no_fix():
     assert summary.best is None
 
 
-def test_the_best_group_is_the_one_whose_patch_fixes_most_not_the_largest():
+def test_best_group_fixes_most_and_need_not_be_the_largest():
     summary = of(*(finding(cause="lora") for _ in range(5)), finding(change(9)), finding(change(8)))
     assert summary.groups[0].cause == "lora"
     assert summary.best is summary.groups[1]
 
 
-def test_first_and_last_seen_are_those_of_the_incidents_whose_time_is_known():
+def test_first_and_last_seen_use_incidents_with_known_times():
     group = of(finding(at=5.0), finding(at=None), finding(at=2.0)).groups[0]
     assert (group.first_at, group.last_at) == (2.0, 5.0)
 
@@ -135,7 +135,7 @@ VALUES = st.one_of(
         max_size=30,
     )
 )
-def test_every_incident_is_in_one_group_and_a_fix_never_counts_more_than_its_group(
+def test_every_incident_is_in_one_group_with_bounded_fixes(
     made: list[tuple[SettingChange | None, str, float | None]],
 ):
     findings = [finding(*([one] if one else []), cause=cause, at=at) for one, cause, at in made]

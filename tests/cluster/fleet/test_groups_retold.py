@@ -41,13 +41,13 @@ def test_the_failures_of_a_real_session_are_counted_once_each():
     assert {one.writer.job for one in told} == {"01000000", "raysubmit_A1"}
 
 
-def test_where_the_nearest_log_is_missing_another_one_tells_the_failure():
+def test_another_log_gives_the_failure_if_the_nearest_is_gone():
     for without in ["worker-*", "job-driver-*", "raylet*"]:
         left = sorted(set(LOGS.iterdir()) - set(LOGS.glob(without)))
         assert merge_repeated(findings(*left)), without
 
 
-def test_the_place_of_each_repetition_is_named_and_its_input_counts():
+def test_place_of_each_repetition_is_named_and_counted():
     driver = "session_2026-11-26_18-05-14_1_2/logs/job-driver-raysubmit_A1.log"
     summary = summarize_findings(
         [finding(driver, "Engine pid=812"), finding(WORKER.format(812))], inputs=9, failed=2
@@ -59,12 +59,12 @@ def test_the_place_of_each_repetition_is_named_and_its_input_counts():
     assert told["groups"][0]["told_again"] == [{"source": driver, "line": 7}]
 
 
-def test_a_drivers_output_anywhere_repeats_the_worker_that_it_names():
+def test_driver_output_repeats_the_worker_that_it_names():
     told = merge_repeated([finding("slurm-812.out", "Engine pid=812"), finding(WORKER.format(812))])
     assert [one.source for one in told] == [WORKER.format(812)]
 
 
-def test_workers_of_another_session_or_without_a_log_here_are_failures_of_their_own():
+def test_workers_of_another_session_fail_separately():
     others = [
         finding("slurm-812.out", "Engine pid=813"),
         finding("other.log"),
@@ -102,7 +102,7 @@ def test_a_job_of_f_is_unknown_and_the_log_itself_tells_it(tmp_path):
     assert "job" not in writer_of(WORKER.format(1)).words
 
 
-def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_its_own():
+def test_engine_end_explained_in_another_stream_is_no_failure():
     for output, errors in [
         (WORKER.format(812).replace(".err", ".out"), WORKER.format(812)),
         (WORKER.format(812), "session_2026-11-26_18-05-14_1_2/logs/job-driver-raysubmit_A1.log"),
@@ -127,7 +127,7 @@ def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_it
             assert (told.source, told.told_again) == (output, ((errors, 7),)), (output, errors)
 
 
-def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays():
+def test_engine_end_next_to_another_jobs_failure_stays():
     for other in [
         "jobs/slurm-8.out",
         "jobs/slurm-7_1.out",
@@ -143,7 +143,7 @@ def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays():
         assert len(merge_repeated([dead, finding(other)])) == 2, other
 
 
-def test_a_kill_of_the_memory_monitor_is_told_by_who_it_hit_and_else_by_the_raylet():
+def test_memory_monitor_kill_names_the_victim_or_the_raylet():
     logs = "session_2026-11-26_18-05-14_1_2/logs"
     killed, raylet = (
         replace(finding(f"{logs}/{name}", message=words), kind="host_oom", framework="ray")

@@ -95,9 +95,7 @@ def test_a_page_is_refused_before_anything_is_read_or_written(
     assert not page.exists()
 
 
-def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
-    fleet: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_file_with_several_paths_counts_once(fleet: Path, capsys: pytest.CaptureFixture[str]):
     log = fleet / f"pods/prod_llm-0_{UID}/engine/0.log"
     (fleet / "containers").mkdir()
     (fleet / "containers" / f"llm-0_prod_engine-{'c3' * 32}.log").symlink_to(log)
@@ -110,7 +108,7 @@ def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
 
 
 @pytest.mark.parametrize("options", [["--summary"], []])
-def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_there_are(
+def test_file_of_an_unknown_format_is_refused(
     fleet: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ):
     run("diagnose", *options, "--output", tmp_path / "x.csv", fleet, code=2)
@@ -133,7 +131,7 @@ def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_th
         ),
     ],
 )
-def test_a_patch_that_the_policy_forbids_would_have_fixed_nothing_and_is_named_with_the_reason(
+def test_forbidden_patch_counts_as_no_fix_and_has_the_reason(
     fleet: Path, policy: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ):
     log = fleet / "higher.log"
@@ -182,7 +180,7 @@ def test_a_summary_leaves_out_incidents_printed_before(
 
 
 @each("form", ["json", "export"])
-def test_the_time_is_that_of_journald_where_the_lines_came_through_it(
+def test_time_is_journalds_if_the_lines_came_through_it(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ):
     lines = [
@@ -269,7 +267,7 @@ def test_quiet_a_summary_without_incidents_says_nothing(
     assert capsys.readouterr().out == ""
 
 
-def test_a_half_written_packed_log_counts_with_what_could_be_read(
+def test_half_written_packed_log_counts_its_readable_part(
     fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     import gzip
@@ -303,7 +301,7 @@ def test_without_ray_the_extra_is_named(fleet: Path, tmp_path: Path):
     assert "Traceback" not in ran.stderr
 
 
-def test_reading_files_here_loads_nothing_for_clusters_and_stores(fleet: Path):
+def test_reading_local_files_loads_nothing_for_clusters(fleet: Path):
     code = (
         "import atexit, sys; from oomguard.cli import main;"
         "atexit.register(lambda: print(sorted({'ray', 'fsspec', 'pandas', 'pyarrow'} & set(sys.modules)), file=sys.stderr));"

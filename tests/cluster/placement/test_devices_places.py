@@ -52,7 +52,7 @@ def test_what_is_hidden_is_said_with_the_variable():
     )
 
 
-def test_numbers_of_devices_that_differ_are_refused_unless_the_order_is_the_bus():
+def test_device_numbers_are_refused_unless_in_bus_order():
     with pytest.raises(UsageError, match="the devices here differ") as error:
         apply_visible_devices(MIXED, {VISIBLE: "0"})
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in (error.value.hint or "")
@@ -84,7 +84,7 @@ def test_a_divided_gpu_is_its_instances_and_never_itself():
     )
 
 
-def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody():
+def test_divided_gpu_without_instances_is_not_given():
     divided = Gpu(Device(0, "H100", 80 * GIB, 80 * GIB, {}), "GPU-0", True)
     lost = Gpu(Device(1, None, None, None, None), None, None, failure="GPU is lost")
 
@@ -98,7 +98,7 @@ def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody()
     ("free_gib", "by_pid", "is_empty"),
     [(24, {}, True), (23.5, {}, True), (22, {}, False), (23.9, {7: None}, False), (24, None, True)],
 )
-def test_a_device_is_empty_where_no_more_than_the_driver_s_own_is_held(free_gib, by_pid, is_empty):
+def test_device_with_only_the_drivers_memory_is_empty(free_gib, by_pid, is_empty):
     assert DeviceSlot(0, "GPU-0", "A", 24 * GIB, round(free_gib * GIB), by_pid).is_empty is is_empty
 
 
@@ -116,7 +116,7 @@ def test_a_gpu_that_does_not_answer_makes_no_difference_of_kind():
     ]
 
 
-def test_a_neighbour_that_a_container_hides_is_not_taken_for_the_driver_on_a_large_device():
+def test_hidden_neighbour_is_not_taken_for_the_driver():
     hidden, idle = 80 * GIB - 2 * GIB, 80 * GIB - GIB // 2
     assert not DeviceSlot(0, "GPU-0", "H100", 80 * GIB, hidden, {}).is_empty
     assert DeviceSlot(0, "GPU-0", "H100", 80 * GIB, idle, {}).is_empty

@@ -25,7 +25,7 @@ def show(gpus: Gpus, *options: str, **env: str) -> str:
     return done.stdout
 
 
-def test_each_device_is_shown_with_its_room_its_uuid_and_who_holds_what(gpus):
+def test_each_device_shows_room_uuid_and_holders(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(1): 3 * GIB})
     lines = show(gpus).splitlines()
 
@@ -100,7 +100,7 @@ def test_what_the_variable_hides_is_said(gpus):
     assert [device["is_visible"] for device in record["devices"]] == [False, True, False, False]
 
 
-def test_why_nvml_does_not_answer_is_shown_and_the_status_is_zero(gpus):
+def test_silent_nvml_is_explained_with_status_0(gpus):
     gpus.are("fails init 18")
     assert "version mismatch" in show(gpus)
     record = json.loads(show(gpus, "--format", "json"))

@@ -9,7 +9,7 @@ from oomguard.cluster.placement.leases import Lease, LeaseFolder, file_system_of
 from support.each import each
 
 
-def test_a_lease_tells_who_has_it_and_is_gone_when_it_is_given_back(tmp_path):
+def test_lease_names_its_holder_and_ends_when_returned(tmp_path):
     ours, theirs = LeaseFolder(tmp_path / "leases"), LeaseFolder(tmp_path / "leases")
     locks = ours.take(["GPU-a", "GPU-b"], "vllm serve m", "start")
     assert locks is not None
@@ -31,7 +31,7 @@ def test_either_all_devices_are_leased_or_none(tmp_path):
     held["GPU-b"].close()
 
 
-def test_the_folder_is_for_all_users_and_none_can_remove_the_others_files(tmp_path):
+def test_folder_is_for_all_users_without_removing_rights(tmp_path):
     LeaseFolder(tmp_path / "leases")
     assert (tmp_path / "leases").stat().st_mode & 0o7777 == 0o1777
 
@@ -46,7 +46,7 @@ def test_who_only_looks_makes_nothing(tmp_path):
     assert not (tmp_path / "leases").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_no_lease_is_held(tmp_path):
+def test_unwritable_folder_is_reported_and_no_lease_is_taken(tmp_path):
     (tmp_path / "file").touch()
     folder = LeaseFolder(tmp_path / "file" / "leases")
     assert "Not a directory" in (folder.why_off or "")

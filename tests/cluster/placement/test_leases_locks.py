@@ -89,7 +89,7 @@ def planted_link(path: Path) -> None:
 @pytest.mark.parametrize(
     "plant", [planted_link, os.mkfifo, Path.mkdir], ids=["link", "fifo", "folder"]
 )
-def test_what_is_no_plain_file_is_refused_and_nothing_is_made_elsewhere(tmp_path, plant):
+def test_non_plain_file_is_refused_and_nothing_is_made(tmp_path, plant):
     plant(tmp_path / "a")
     with pytest.raises(OSError, match=r"symbolic links|regular file|directory"):
         LockFile(tmp_path / "a").take()

@@ -57,7 +57,7 @@ def test_one_that_is_named_in_two_ways_is_named_twice(text):
         read_gpus(text).among(THREE)
 
 
-def test_a_device_that_was_named_and_fell_off_cannot_be_used_and_says_why():
+def test_named_device_that_was_lost_is_refused_with_the_reason():
     lost = DeviceSlot(1, None, cannot="it does not answer: GPU is lost")
     for entry in ("1", "GPU-1a"):
         (place,) = read_gpus(f"{entry},").among((THREE[0], lost), meant={entry: [THREE[1]]})

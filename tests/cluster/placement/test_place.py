@@ -36,7 +36,7 @@ def place(gpus: Gpus, wanted: Any, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_each_program_gets_devices_of_its_own_with_the_variables_for_them(gpus):
+def test_each_program_gets_its_own_devices_and_variables(gpus):
     found = place(gpus, {"serve": 2, "extract": 2})
     assert found["serve"] == [
         [0, 1],
@@ -51,7 +51,7 @@ def test_devices_that_nobody_uses_are_given_first(gpus):
     assert place(gpus, {"serve": 3, "extract": 1})["extract"][0] == [0]
 
 
-def test_named_devices_are_kept_and_the_others_are_counted_from_the_rest(gpus):
+def test_named_devices_stay_and_others_come_from_the_rest(gpus):
     found = place(gpus, {"extract": 2, "serve": [1, 0]})
     assert (found["serve"][1], found["extract"][0]) == ("1,0", [2, 3])
 
@@ -63,7 +63,7 @@ def test_a_device_that_two_programs_name_is_the_conflict(gpus):
     assert "run them one after the other" in hint
 
 
-def test_too_few_devices_name_who_wants_how_many_and_how_to_run_in_turn(gpus):
+def test_too_few_devices_name_each_wish_and_how_to_take_turns(gpus):
     kind, text, hint = place(gpus, {"serve": 4, "extract": 4})
     assert kind == "PlacementError"
     assert text == "4 too few: 'serve' wants 4, 'extract' wants 4, but there are 4 (0, 1, 2, 3)"

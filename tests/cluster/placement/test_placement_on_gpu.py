@@ -122,7 +122,7 @@ def started(words, env):
             psutil.wait_procs(below, timeout=30)
 
 
-def test_each_figure_is_nvmls_own_and_a_process_that_holds_2_gib_is_seen(gpu, env, told):
+def test_each_figure_is_nvmls_and_a_process_of_2_gib_is_seen(gpu, env, told):
     before = gpu.memory.used
     with started(holding(60), env) as (process, _):
         own, by_pid = gpu.memory, gpu.processes
@@ -186,7 +186,7 @@ def test_a_leased_device_is_told_with_who_has_it(unused, env, told):
     assert freed.returncode == 0, freed.stderr
 
 
-def test_the_live_figures_hold_the_devices_memory_as_nvml_tells_it(gpu, env, told):
+def test_live_figures_match_nvmls_device_memory(gpu, env, told):
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     from support.counted import scraped
 

@@ -45,17 +45,17 @@ def test_the_smallest_empty_device_on_which_it_fits_comes_first(need):
     assert chosen(need, device(0, 80), device(1, 24), device(2, 12), device(3, 40)) == [1, 3, 0]
 
 
-def test_a_device_that_others_use_comes_last_and_only_where_there_is_room(need):
+def test_shared_device_comes_last_and_only_with_room(need):
     assert chosen(need, device(0, 80, 5), device(1, 24), device(2, 24, 9)) == [1, 0]
 
 
-def test_of_an_unknown_need_only_devices_that_nobody_uses_do_the_largest_first():
+def test_unknown_need_gets_only_unused_devices_largest_first():
     need = need_of(Launch(("python", "train.py")))
     assert (need.start, need.tells_start) == (None, False)
     assert chosen(need, device(0, 24), device(1, 80), device(2, 80, 1)) == [1, 0]
 
 
-def test_a_device_that_does_not_tell_its_size_is_not_taken_for_one_that_fits(need):
+def test_device_of_unknown_size_is_not_assumed_to_fit(need):
     assert chosen(need, DeviceSlot(0, "GPU-0", "A")) == []
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_planned_says_why(command, why):
     assert re.search(why, need_of(Launch(command)).unknown or "")
 
 
-def test_what_lacks_free_memory_is_sure_and_a_small_lack_of_cache_is_not(need):
+def test_lack_of_free_memory_is_sure_and_small_cache_lack_not(need):
     assert need.on(device(0, 24, 9)).surely_not
     assert need.on(device(0, 12)).surely_not
     assert need.on(device(0, 24)) == Fitness(fits=True, has_margin=True)

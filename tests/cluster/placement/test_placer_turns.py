@@ -26,7 +26,7 @@ TICKETS = st.lists(
 
 
 @given(TICKETS, st.sets(st.sampled_from(DEVICES)))
-def test_only_free_devices_are_kept_and_for_nobody_more_than_it_needs(waiting, free):
+def test_only_needed_free_devices_are_kept(waiting, free):
     named = [QueuedStart(str(i), one.count, one.usable) for i, one in enumerate(waiting)]
     kept = reserve_devices(iter(named), free)
 
@@ -54,7 +54,7 @@ def test_what_is_left_over_by_the_first_is_for_the_next():
     assert reserve_devices(iter([first, second]), {"a", "b", "c"}) == {"a": "1", "b": "2", "c": "2"}
 
 
-def test_tickets_stand_in_the_order_in_which_they_came_and_one_sees_those_before_it(tmp_path):
+def test_tickets_are_in_order_of_arrival_and_see_earlier_ones(tmp_path):
     folder = LeaseFolder(tmp_path)
     tickets = [QueueTicket(folder) for _ in range(3)]
     for count, ticket in enumerate(tickets, 1):

@@ -12,15 +12,13 @@ from support.each import each
 
 
 @each(("visible", "indices"), [(None, [2, 0]), ("0,2", [2, 0]), ("2,1,0", [2, 0])])
-def test_a_list_of_numbers_is_taken_in_its_order_where_the_user_s_variable_permits_it(
-    visible, indices
-):
+def test_list_of_numbers_is_used_in_the_order_of_the_variable(visible, indices):
     places = devices_without_nvml(read_gpus("2,0"), {} if visible is None else {VISIBLE: visible})
     assert [place.index for place in places or ()] == indices
 
 
 @each("visible", ["3", "", "-1", "0", "0,-1,2", "0,0,2"])
-def test_one_that_the_user_s_variable_hides_is_refused_as_with_nvml(visible):
+def test_hidden_device_is_refused_as_with_nvml(visible):
     with pytest.raises(
         UsageError, match=f"names [02], but the devices here are: .*{VISIBLE}={visible}"
     ):

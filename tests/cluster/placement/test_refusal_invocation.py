@@ -23,9 +23,7 @@ from support.each import each
         (("--journal", "a b"), "oomguard run --gpus 2 --journal 'a b' -- true"),
     ],
 )
-def test_other_devices_take_the_place_of_those_that_were_asked_for_and_the_rest_stays(
-    options, line
-):
+def test_other_devices_replace_the_requested_ones(options, line):
     assert Invocation("auto", "true", options).line(gpus="2") == line
 
 

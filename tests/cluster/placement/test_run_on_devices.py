@@ -68,7 +68,7 @@ def test_the_user_s_variable_is_a_limit(gpus):
     )
 
 
-def test_what_fits_nowhere_is_said_before_any_start_with_both_numbers_and_a_command(gpus):
+def test_impossible_start_is_refused_with_both_numbers(gpus):
     command = [word for word in serve(gpus) if word not in ("--max-model-len", "8192")]
     status, _, errors = run(gpus, ("--gpus", "auto", "--wait", "1h"), command)
 
@@ -82,7 +82,7 @@ def test_what_fits_nowhere_is_said_before_any_start_with_both_numbers_and_a_comm
     )
 
 
-def test_a_lease_lasts_until_the_engine_has_started_and_no_longer(gpus):
+def test_lease_lasts_until_the_engine_has_started(gpus):
     with start(
         gpus, ("--gpus", "auto"), serve(gpus), SIMULATED_START_S="1", SIMULATED_RUN_S="30"
     ) as job:
@@ -103,7 +103,7 @@ def test_a_killed_holder_s_lease_is_free_within_a_second(gpus):
         assert time.monotonic() - began_s < 1
 
 
-def test_without_wait_a_taken_device_is_named_with_who_has_it_and_nothing_starts(gpus):
+def test_taken_device_is_named_with_its_holder_without_wait(gpus):
     gpus.are_alike(1)
     with start(gpus, ("--gpus", "auto"), ["sleep", "60"]) as job:
         assert wait_for(lambda: bool(holders(gpus)))
@@ -128,7 +128,7 @@ def test_a_user_s_stop_ends_the_wait_and_nothing_is_started(gpus):
     assert not list((gpus.folder / "leases").glob("turn-*"))
 
 
-def test_starts_at_one_moment_share_no_device_and_two_starts_never_meet(gpus):
+def test_simultaneous_starts_never_share_a_device(gpus):
     gpus.are_alike(2)
     options = ("--gpus", "auto", "--wait", "3m")
     jobs = [start(gpus, (*options, "--lease", "job"), serve(gpus)) for _ in range(4)]
@@ -138,7 +138,7 @@ def test_starts_at_one_moment_share_no_device_and_two_starts_never_meet(gpus):
     assert overlaps(gpus, "ends") == []
 
 
-def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anything_is_reduced(
+def test_late_neighbour_is_avoided_by_another_device_first(
     gpus,
 ):
     status, _, errors = run(
@@ -154,7 +154,7 @@ def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anyth
     )
 
 
-def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
+def test_requested_wait_begins_without_another_device(gpus):
     gpus.are_alike(1)
     job = start(
         gpus, ("--gpus", "auto", "--wait", "2m"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB)
@@ -167,7 +167,7 @@ def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
     assert "Waiting for a device" in errors
 
 
-def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):
+def test_missing_nvml_lets_the_command_run_with_the_reason(gpus):
     gpus.are("fails init 18")
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
     assert (status, out) == (0, "visible= order=\n")

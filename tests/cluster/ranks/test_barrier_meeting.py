@@ -55,7 +55,7 @@ def test_the_last_rank_that_leaves_takes_the_folder_along(tmp_path):
     assert not (tmp_path / "job").exists()
 
 
-def test_a_rank_writes_again_what_an_earlier_jobs_last_rank_removed(tmp_path):
+def test_rank_rewrites_what_an_earlier_job_removed(tmp_path):
     meeting = RankBarrier(MessageFolder(tmp_path / "job"), 0, 2)
     meeting.update(state="running")
     MessageFolder(tmp_path / "job").remove()
@@ -63,7 +63,7 @@ def test_a_rank_writes_again_what_an_earlier_jobs_last_rank_removed(tmp_path):
     assert list((tmp_path / "job" / "here").iterdir())
 
 
-def test_a_process_that_has_ended_is_lost_also_before_its_parent_asks_for_its_status(tmp_path):
+def test_ended_process_is_lost_before_its_status_is_read(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ranks = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 2) for rank in range(2)]
     ranks[1].update(pid=(child.pid, clock.started_s(child.pid)))

@@ -82,7 +82,7 @@ def test_all_start_together_or_none(tmp_path, able):
         assert [why is None for why in pool.map(start, range(3))] == [all(able)] * 3
 
 
-def test_a_rank_that_leaves_without_saying_how_it_ended_is_not_waited_for(tmp_path):
+def test_rank_that_leaves_silently_is_not_waited_for(tmp_path):
     ranks = met(tmp_path, 2)
     ranks[1].leave()
     began_s = time.monotonic()
@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_get_ready_is_named(tmp_path):
     assert why == "rank 1 was not ready within 0.5 s"
 
 
-def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_path):
+def test_rank_that_cannot_start_jointly_left_before_the_attempt(tmp_path):
     """The others may have seen it ready, and started: they end what they started."""
     ranks = met(tmp_path, 2)
     start_together(ranks[0], 2, 0.5, lambda: False, is_able=True)
@@ -117,7 +117,7 @@ def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
     assert watch.stop() is None
 
 
-def test_a_rank_whose_documents_cannot_be_written_any_more_is_not_taken_for_killed(tmp_path):
+def test_rank_that_can_no_longer_write_is_not_taken_for_killed(tmp_path):
     ranks = met(tmp_path, 2)
     ranks[1].update(pid=(1 << 22, 1.0))
     ranks[0].look()

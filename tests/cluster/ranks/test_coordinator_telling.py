@@ -48,6 +48,6 @@ def test_without_a_plan_of_all_that_of_the_first_stays():
     assert plan_of_all(OWN, Decision(1, False)) == OWN
 
 
-def test_a_rank_whose_process_was_killed_is_told_from_one_that_says_nothing():
+def test_killed_rank_is_distinguished_from_a_silent_one():
     decision = Decision(1, False, silent=(1, 2, 3), gone=(1,))
     assert absent_in_words(decision) == "rank 1 was killed; ranks 2 and 3 are silent"

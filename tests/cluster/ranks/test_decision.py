@@ -29,7 +29,7 @@ def test_a_silent_rank_is_named_and_none_starts_again():
     assert decision.why == "ranks 2 and 3 are silent"
 
 
-def test_a_rank_that_a_signal_ended_is_told_as_that_and_not_as_silent():
+def test_rank_ended_by_a_signal_is_reported_as_that():
     stopped = RankEnd(1, "stopped", 143, "exit status 143, signal 15 (TERM)")
     decision = decide(1, {0: RankEnd(1, "ran", 0), 1: stopped}, {}, silent={2}, gone={1})
     assert (decision.again, decision.silent, decision.gone) == (False, (2,), ())
@@ -69,9 +69,7 @@ def test_a_job_that_ran_has_nothing_to_tell():
     ),
     st.sets(st.integers(8, 9)),
 )
-def test_ranks_start_again_only_where_all_have_ended_none_refuses_and_one_ran_out_of_memory(
-    ends, silent
-):
+def test_ranks_restart_only_if_all_ended_and_one_ran_out(ends, silent):
     decision = decide(1, ends, {}, silent=silent)
     if decision.again:
         assert not silent

@@ -18,7 +18,7 @@ def out_of_memory(failed_s: float | None = None, room: int | None = None) -> Ran
     return RankEnd(1, "memory", 1, "exit status 1", {"facts": facts}, PATCH, None, failed_s)
 
 
-def test_a_rank_that_ran_out_of_memory_comes_before_those_that_lost_it():
+def test_rank_out_of_memory_comes_before_those_that_lost_it():
     ends = {
         0: RankEnd(1, "secondary", 1),
         1: RankEnd(1, "ended", 143),
@@ -37,7 +37,7 @@ def test_no_rank_is_first_where_none_ran_out_of_memory():
     gaps=st.lists(st.floats(3, 1e4), min_size=2, max_size=2),
     order=st.permutations([0, 1, 2]),
 )
-def test_clocks_far_apart_change_nothing_where_their_offsets_are_known(offsets, gaps, order):
+def test_distant_clocks_with_known_offsets_change_nothing(offsets, gaps, order):
     """A rank's own clock shows its time less its offset; the order on rank 0's clock is what counts."""
     at_s = [100.0, 100.0 + gaps[0], 100.0 + gaps[0] + gaps[1]]
     ends = {rank: out_of_memory(at_s[place] - offsets[rank]) for place, rank in enumerate(order)}
@@ -46,9 +46,7 @@ def test_clocks_far_apart_change_nothing_where_their_offsets_are_known(offsets, 
 
 
 @given(st.floats(0, 1.9), st.permutations([0, 1]))
-def test_closer_than_the_clocks_tell_the_fuller_rank_counts_and_the_order_is_not_claimed(
-    gap_s, order
-):
+def test_fuller_rank_counts_if_clocks_are_too_coarse(gap_s, order):
     fuller, roomier = order
     ends = {fuller: out_of_memory(100.0 + gap_s, room=10), roomier: out_of_memory(100.0, room=20)}
     found = first_cause(ends, {0: SAME, 1: SAME})

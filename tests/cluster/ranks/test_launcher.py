@@ -24,7 +24,7 @@ SRUN = {
 }
 
 
-def test_torchrun_tells_rank_hosts_and_that_its_agent_keeps_a_store():
+def test_torchrun_gives_rank_hosts_and_the_agents_store():
     own = detect_rank(TORCHRUN)
     assert (own.rank, own.size, own.launcher, own.local_rank, own.is_on_one_host) == (
         2,
@@ -45,7 +45,7 @@ def test_a_restart_by_the_agent_is_another_meeting():
     assert again.job != detect_rank(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "0"}).job
 
 
-def test_tasks_of_srun_are_ranks_of_one_job_where_they_have_an_address_for_torch_distributed():
+def test_srun_tasks_with_a_torch_address_are_ranks_of_one_job():
     own = detect_rank(SRUN | {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
     assert (own.rank, own.size, own.launcher) == (1, 2, "srun")
     assert detect_rank(SRUN) is None

@@ -27,7 +27,7 @@ def test_who_reads_while_another_writes_reads_a_whole_document(tmp_path):
     assert reader.read()[1].startswith("199,")
 
 
-def test_what_a_mirror_brought_is_read_and_a_rank_of_this_host_counts_before_it(tmp_path):
+def test_mirrored_rank_is_read_after_one_of_this_host(tmp_path):
     folder = MessageFolder(tmp_path / "job")
     (folder.there / "1.json").write_text("there")
     (folder.there / "2.json").write_text("there")

@@ -23,7 +23,7 @@ def test_ranks_of_two_hosts_agree_through_torchs_store(job):
     assert "note: first: rank 1" in ended[0][2]
 
 
-def test_a_store_that_cannot_be_reached_lets_no_rank_start_again_and_says_why(job):
+def test_unreachable_store_prevents_a_joint_relaunch(job):
     of_all = {"fits": {"0": 1792}, "modes": {"1": "early"}}
     job.start(2, "--rank-timeout", "4s", rendezvous="ray://127.0.0.1:1", are_apart=True, **of_all)
     _, errors = job.ranks[0].communicate(timeout=LIMIT_S)
@@ -39,7 +39,7 @@ def taken() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
-def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(job, taken):
+def test_rank_0_names_the_taken_port_and_what_to_do(job, taken):
     pytest.importorskip("torch")
     job.start(
         1, "--world-size", "2", rendezvous=f"tcp://127.0.0.1:{taken}", are_apart=True, after_s="300"
@@ -54,7 +54,7 @@ def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(jo
     assert job.ranks[0].poll() is None
 
 
-def test_ranks_of_one_host_whose_store_is_dead_start_again_and_are_told_so_and_why(job):
+def test_ranks_with_a_dead_store_on_one_host_restart_and_say_so(job):
     """What was said before they met is no untruth after it."""
     place = f"ray://127.0.0.1:{free_port()}"
     job.start(3, rendezvous=place, fits={"2": 1792})

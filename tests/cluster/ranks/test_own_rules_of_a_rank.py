@@ -37,7 +37,7 @@ WROTE = side_effects_row(SideEffects(changed_files=("/w/m.prom",)))
         ),
     ],
 )
-def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(policy, why):
+def test_one_rank_without_permission_stops_all_and_is_named(policy, why):
     held = parse_message(
         RankMessage(2, "n", end=RankEnd(1, "ended", 143, policy=policy_row(policy))).to_text()
     )
@@ -48,7 +48,7 @@ def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(
     )
 
 
-def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
+def test_setting_of_the_user_on_any_rank_is_not_reduced():
     """The rank that failed may be a headless one, whose command line has none of the job's settings."""
     chosen = RankEnd(1, "ended", 143, policy=policy_row(Policy(), ["max_model_len"]))
     decision = decide(1, {0: chosen, 1: FAILED}, {})
@@ -77,14 +77,12 @@ def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
         (RankEnd(1, "ended", 143), (), False),
     ],
 )
-def test_a_change_that_all_permit_is_left_where_only_something_else_stops_it(
-    of_rank_0, silent, left
-):
+def test_permitted_change_stays_if_only_another_reason_stops_it(of_rank_0, silent, left):
     ends = {0: of_rank_0, 1: FAILED}
     assert is_change_left(decide(1, ends, {}, silent=silent), ends) is left
 
 
-def test_rank_0_tells_what_each_rank_repeats_where_the_user_permits_it(job):
+def test_rank_0_reports_the_relaunch_of_each_rank(job):
     job.start(2, "--idempotent", fits={"1": 1792}, modes={"0": "writes"}, after_s="0.5")
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0], ended

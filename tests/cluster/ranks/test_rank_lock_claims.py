@@ -27,7 +27,7 @@ def of_job(monkeypatch):
     return lambda number: monkeypatch.setenv("SLURM_JOB_ID", number)
 
 
-def test_who_comes_as_a_rank_that_another_process_is_is_refused_with_its_process_and_what_to_do(
+def test_duplicate_rank_is_refused_with_its_process(
     tmp_path,
 ):
     first = claim(tmp_path, 1)
@@ -39,7 +39,7 @@ def test_who_comes_as_a_rank_that_another_process_is_is_refused_with_its_process
     assert first.contested() is not None
 
 
-def test_ranks_of_one_job_are_not_contested_and_leave_room_for_the_next_job(tmp_path):
+def test_ranks_of_one_job_share_and_leave_room_for_the_next(tmp_path):
     first, second = claim(tmp_path, 0), claim(tmp_path, 1)
     assert (first.contested(), second.contested(), first.is_last()) == (None, None, False)
     second.release()
@@ -70,7 +70,7 @@ def test_where_two_jobs_have_mixed_no_rank_goes_on(tmp_path, of_job):
         assert "another job started in" in rank.contested()
 
 
-def test_a_rank_that_is_claimed_after_the_other_was_refused_knows_of_it_too(tmp_path, of_job):
+def test_rank_claimed_after_a_refusal_knows_of_it(tmp_path, of_job):
     of_job("8")
     claim(tmp_path, 1)
     of_job("7")
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_made_holds_nothing_up(tmp_path):
     assert claim(tmp_path, 0).contested() is None
 
 
-def test_of_two_jobs_that_mix_in_one_folder_no_command_waits_for_the_other_jobs_ranks(tmp_path):
+def test_mixed_jobs_in_one_folder_do_not_wait_for_each_other(tmp_path):
     """Rank 0 is of one job, rank 1 of another; the rank 1 that rank 0 belongs to is refused before its command runs."""
     runs = []
     for name, rank in (("a", 0), ("b", 1), ("a", 1)):

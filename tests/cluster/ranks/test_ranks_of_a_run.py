@@ -12,7 +12,7 @@ from oomguard.cluster.ranks.rendezvous import free_port
 from support.supervising import LIMIT_S
 
 
-def test_one_rank_fails_and_all_start_again_with_the_same_patch_and_rank_0_tells_it_once(job):
+def test_one_failed_rank_restarts_all_with_the_same_patch(job):
     job.start(3, fits={"2": 1792})
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0, 0], ended
@@ -27,7 +27,7 @@ def test_one_rank_fails_and_all_start_again_with_the_same_patch_and_rank_0_tells
     assert "Ran with reduced settings" not in errors[1]
 
 
-def test_of_two_ranks_that_ran_out_the_fuller_one_decides_for_all(job):
+def test_fuller_of_two_failed_ranks_decides_for_all(job):
     job.start(3, fits={"0": 4096, "2": 1792})
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0, 0]
@@ -38,7 +38,7 @@ def test_of_two_ranks_that_ran_out_the_fuller_one_decides_for_all(job):
     assert "4096}" not in told
 
 
-def test_where_nothing_is_changed_no_rank_waits_for_the_one_that_failed_and_rank_0_tells_why(job):
+def test_no_rank_waits_if_nothing_changes(job):
     options = ("--pin", "max_model_len")
     began_s = time.monotonic()
     job.start(3, *options, fits={"1": 1792})
@@ -60,7 +60,7 @@ def test_a_rank_that_wrote_a_file_lets_no_rank_start_again(job):
     assert [status for status, _, _ in ended] == [0, 0], ended
 
 
-def test_a_failure_of_something_else_ends_that_rank_alone_with_its_own_status(job):
+def test_other_failure_ends_only_that_rank_with_its_status(job):
     began_s = time.monotonic()
     job.start(2, modes={"0": "early", "1": "other"})
     ended = job.ended()
@@ -81,9 +81,7 @@ def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     assert job.lengths() == [[32768]] * 3
 
 
-def test_the_report_and_the_history_tell_who_took_part_who_failed_first_and_the_plan_for_all(
-    job, tmp_path
-):
+def test_report_and_history_name_ranks_first_failure_and_plan(job, tmp_path):
     report, journal = tmp_path / "report.json", tmp_path / "journal.sqlite3"
     job.start(2, "--report", str(report), "--journal", str(journal), fits={"1": 1792})
     job.ended()
@@ -132,7 +130,7 @@ def test_a_stop_of_the_launcher_starts_no_rank_again(job):
     assert job.lengths() == [[32768]] * 2
 
 
-def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_path):
+def test_signal_to_one_rank_ends_no_other(job, tmp_path):
     are_apart = True
     report, place = tmp_path / "report.json", f"tcp://127.0.0.1:{free_port()}" if are_apart else ""
     job.start(

@@ -26,7 +26,7 @@ def environ() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("told_by", ALONE)
-def test_a_job_of_one_rank_runs_and_is_repaired_as_any_command_is(
+def test_job_of_one_rank_is_repaired_like_any_command(
     told_by: str, tmp_path: Path, environ: dict[str, str]
 ):
     options, variables = ALONE[told_by]

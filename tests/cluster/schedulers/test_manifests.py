@@ -89,7 +89,7 @@ def test_the_page_names_the_files():
 
 @pytest.mark.xdist_group("slurm")
 @pytest.mark.parametrize(("memory", "state"), [("80GiB", "COMPLETED"), ("16GiB", "FAILED")])
-def test_a_task_prolog_keeps_a_step_from_a_node_on_which_it_does_not_fit(slurm, memory, state):
+def test_task_prolog_keeps_a_step_off_a_node_without_room(slurm, memory, state):
     config = ROOT / "examples" / "models" / "llama-3.1-8b.json"
     prolog = ROOT / "examples" / "slurm" / "task_prolog.sh"
     job = slurm.submit(
@@ -103,7 +103,7 @@ def test_a_task_prolog_keeps_a_step_from_a_node_on_which_it_does_not_fit(slurm, 
 
 
 @pytest.mark.xdist_group("slurm")
-def test_the_batch_script_serves_and_ends_with_the_signal_before_the_time_limit(slurm):
+def test_batch_script_serves_until_the_signal_before_the_limit(slurm):
     config = ROOT / "examples" / "models" / "llama-3.1-8b.json"
     vllm = slurm.folder / "bin" / "vllm"
     vllm.write_text(

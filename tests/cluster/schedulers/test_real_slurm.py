@@ -18,7 +18,7 @@ def script(options: str, command: str = f"{sys.executable} {ENGINE}") -> str:
     return f"#!/bin/bash\nexec oomguard run {options} -- {command}\n"
 
 
-def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
+def test_requeued_job_begins_with_its_last_change(slurm):
     job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2"))
     slurm.wait_for_requeue(job)
     assert slurm.told(job, "%k").startswith(
@@ -52,7 +52,7 @@ def test_the_queue_shows_the_attempt_that_runs(slurm):
     slurm.ask("scancel", job)
 
 
-def test_a_failure_of_something_else_and_a_stop_leave_the_queue_alone(slurm):
+def test_other_failure_or_stop_leaves_the_queue_alone(slurm):
     job = slurm.submit(script("--max-attempts 1 --slurm-requeue 2", "sh -c 'exit 3'"))
     slurm.wait_for(job, "FAILED")
     assert slurm.told(job, "%k") == "(null)"
@@ -67,7 +67,7 @@ def test_a_job_that_may_not_be_requeued_says_why(slurm):
     assert "goes back to its queue" not in slurm.output(job)
 
 
-def test_of_a_steps_four_tasks_one_fails_and_all_start_again_with_one_plan(slurm, tmp_path):
+def test_one_of_four_tasks_fails_and_all_restart_with_one_plan(slurm, tmp_path):
     meets = "an address"
     where = f"--rendezvous {tmp_path}" if meets == "a folder" else ""
     address = "export MASTER_ADDR=localhost MASTER_PORT=29531\n" if meets == "an address" else ""

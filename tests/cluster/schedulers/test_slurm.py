@@ -44,7 +44,7 @@ def test_the_comment_of_the_slurm_job_says_how_it_ended(tmp_path, scontrol):
     assert "\n" not in comment
 
 
-def test_a_job_that_may_go_back_and_need_not_has_no_comment_of_ours(tmp_path, scontrol):
+def test_job_with_harmless_rerun_gets_no_comment(tmp_path, scontrol):
     for command in (("true",), ("sh", "-c", "exit 3")):
         run("--slurm-requeue", "2", command=command, env=scontrol)
     assert not (tmp_path / "words").exists()
@@ -119,7 +119,7 @@ def test_a_job_is_named_so_that_no_other_is_meant(variables, number):
     assert job_of(variables, "").number == number
 
 
-def test_of_a_heterogeneous_job_the_first_component_has_the_comment_and_the_whole_goes_back():
+def test_heterogeneous_job_has_one_comment_and_requeues_whole():
     """SLURM 22.05: ``update JobId=1`` changes the comments of all components, ``requeue 1+0`` is refused."""
     job = job_of({"SLURM_JOB_ID": "1", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "1"}, "")
     assert (job.number, job.component) == ("1", "1+0")

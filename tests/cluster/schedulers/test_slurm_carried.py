@@ -27,9 +27,7 @@ def test_what_a_comment_carries_is_read_back(state, text):
 
 
 @given(users=st.text(max_size=60), state=STATES, text=st.text(max_size=60))
-def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_changes(
-    users, state, text
-):
+def test_users_own_comment_stays_in_front_of_ours(users, state, text):
     users = users.replace("oomguard", "")
     first = merge_comment(users, encode_comment(state, f"oomguard: {text}"))
     assert merge_comment(first, "oomguard: ended") == merge_comment(users, "oomguard: ended")
@@ -38,7 +36,7 @@ def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_change
 
 
 @given(st.text())
-def test_any_other_comment_carries_nothing_or_settings_that_exist(text):
+def test_other_comments_hold_nothing_or_existing_settings(text):
     assert set(decode_comment(text)) <= set(SETTINGS)
     assert set(decode_comment(f"oomguard {text}")) <= set(SETTINGS)
 

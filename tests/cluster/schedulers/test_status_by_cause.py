@@ -35,7 +35,7 @@ def test_memory_without_a_permitted_change_is_90():
         ("--dry-run",),
     ],
 )
-def test_memory_with_a_permitted_change_that_only_a_limit_stops_keeps_its_own(options):
+def test_limit_that_blocks_a_change_keeps_its_own_status(options):
     wait = "sleep 2.1" if "--deadline" in options else ":"
     smaller = "import json, os; print(json.loads(os.environ.get('OOMGUARD_VLLM_OVERRIDES', '{}')).get('max_model_len', 32768) // 2)"
     each_start_finds_half = (
@@ -47,7 +47,7 @@ def test_memory_with_a_permitted_change_that_only_a_limit_stops_keeps_its_own(op
     )
 
 
-def test_memory_with_a_permitted_change_that_only_a_written_file_stops_keeps_its_own(tmp_path):
+def test_written_file_that_blocks_a_change_keeps_its_own_status(tmp_path):
     writes = (
         sys.executable,
         str(ENGINE),
@@ -74,6 +74,6 @@ def test_what_is_not_memory_keeps_its_own(code):
     assert status("--exit-status", "by-cause", command=("sh", "-c", f"exit {code}")) == code
 
 
-def test_a_success_is_0_and_by_default_every_status_is_the_commands_own():
+def test_success_is_0_and_each_status_is_the_commands_own():
     assert status("--exit-status", "by-cause", command=("true",)) == 0
     assert status(command=FAILS) == 1

@@ -24,7 +24,7 @@ ENGINE = Path(__file__).parents[2] / "analyst" / "fake_engine.py"
 FAILS = (sys.executable, str(ENGINE), "--max-model-len", "32768")
 
 
-def test_a_failed_run_leaves_its_cause_its_numbers_and_what_to_change(tmp_path):
+def test_failed_run_records_cause_numbers_and_change(tmp_path):
     place = tmp_path / "termination-log"
     ran = run("--termination-message", str(place), command=FAILS)
     assert ran.returncode == 1
@@ -35,7 +35,7 @@ def test_a_failed_run_leaves_its_cause_its_numbers_and_what_to_change(tmp_path):
     assert text.endswith("exit status 1 after 1 attempt")
 
 
-def test_a_failure_of_something_else_is_its_status_and_a_success_leaves_nothing(tmp_path):
+def test_other_failure_is_its_status_and_success_leaves_nothing(tmp_path):
     place = tmp_path / "message"
     run("--termination-message", str(place), command=("sh", "-c", "exit 3"))
     assert place.read_text() == "oomguard: exit status 3\n  exit status 3 after 1 attempt"
@@ -60,7 +60,7 @@ def test_a_crash_loop_says_that_it_is_one(tmp_path):
     assert place.read_text().endswith("exit status 3 after 3 attempts")
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_start(tmp_path):
+def test_unwritable_path_is_refused_before_the_start(tmp_path):
     ran = run(
         "--termination-message",
         str(tmp_path / "no" / "where"),

@@ -38,9 +38,7 @@ def hang(served) -> None:
     served.wait_for("the server hangs")
 
 
-def test_a_hang_that_ends_the_run_is_a_failure_of_status_1_in_the_journal_and_the_metrics(
-    serve, tmp_path
-):
+def test_hang_is_a_failure_of_status_1_in_journal_and_metrics(serve, tmp_path):
     flags = DIES_OF_TERM
     journal, metrics = tmp_path / "journal", tmp_path / "m.prom"
     counted = ("--metrics", str(metrics)) if importlib.util.find_spec("prometheus_client") else ()

@@ -22,7 +22,7 @@ def core_of(served) -> psutil.Process:
     return next(one for one in below if one.cmdline() and one.cmdline()[0] == "VLLM::EngineCore")
 
 
-def test_a_scheduler_that_stops_is_told_by_default_and_nothing_is_ended(serve):
+def test_stopped_scheduler_is_only_reported_by_default(serve):
     served = serve(*WATCHED)
     served.wait_for("the server answers")
     served.order("chunks")  # the request stays in the step
@@ -41,7 +41,7 @@ def test_a_scheduler_that_stops_is_told_by_default_and_nothing_is_ended(serve):
     assert served.end() == 0
 
 
-def test_stuck_before_its_first_step_it_is_ended_and_started_again_where_that_is_asked_for(serve):
+def test_stuck_before_its_first_step_is_restarted_if_requested(serve):
     served = serve(*RESTARTED)
     served.wait_for("the server answers")
     served.order("stuck")
@@ -73,7 +73,7 @@ def test_half_a_request_and_an_idle_connection_are_no_hang(serve):
     assert served.end() == 0
 
 
-def test_a_server_that_lives_on_without_its_core_is_ended_in_any_case(serve):
+def test_server_without_its_core_is_always_ended(serve):
     served = serve(*WATCHED)
     served.wait_for("the server answers")
     served.order("dead")

@@ -27,7 +27,7 @@ def test_a_connection_without_a_byte_waits_for_nothing(pair):
     assert request_waits_s(port) == ()
 
 
-def test_a_request_waits_from_its_last_byte_until_the_first_of_its_answer(pair):
+def test_request_waits_from_its_last_byte_to_the_first_answer(pair):
     port, client, accepted = pair
     client.send(b"GET")
     time.sleep(0.3)

@@ -21,7 +21,7 @@ python_gc_objects_collected_total{generation="0"} 17251.0
 """
 
 
-def test_running_requests_and_what_a_step_changes_are_read_by_engine():
+def test_running_requests_and_step_effects_are_read_per_engine():
     (engine,) = read_counters(TEXT, NAMES).values()
     assert engine.running == 1.0
     assert not engine.sleeps

@@ -41,7 +41,7 @@ def every(seconds: float, **more: object) -> list[HealthSample]:
     return [look(at_s, waits_s=at_s, **more) for at_s in range(0, int(seconds) + 1, int(EVERY_S))]
 
 
-def test_a_request_in_a_step_and_no_counter_that_moves_is_a_hang_after_the_limit():
+def test_request_without_progress_is_a_hang_after_the_limit():
     assert found(*every(LIMIT_S - EVERY_S)) is None
     finding = found(*every(LIMIT_S))
     assert finding is not None
@@ -50,7 +50,7 @@ def test_a_request_in_a_step_and_no_counter_that_moves_is_a_hang_after_the_limit
     assert "1 requests in a step, but no counter moved for 60 s" in finding.what
 
 
-def test_stuck_before_the_first_step_no_counter_tells_and_the_waiting_request_does():
+def test_stuck_before_the_first_step_shows_in_a_waiting_request():
     finding = found(*every(LIMIT_S, running=0))
     assert finding is not None
     assert not finding.is_counted
@@ -71,7 +71,7 @@ def test_an_engine_that_sleeps_takes_no_step_and_is_no_hang():
     assert found(*[look(at_s, waits_s=at_s, engines=engines) for at_s in range(0, 900, 3)]) is None
 
 
-def test_one_rank_that_stands_still_beside_one_that_works_is_found_and_not_asked():
+def test_one_stuck_rank_next_to_a_working_one_is_found():
     def both(at_s: float) -> dict[str, Counters]:
         return {"0": Counters(1.0, progress={"t": at_s}), "1": Counters(2.0, progress={"t": 5})}
 
@@ -114,7 +114,7 @@ def test_a_server_that_answers_nothing_is_a_hang():
     assert "the server has not answered for 60 s" in finding.what
 
 
-def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_idle():
+def test_waiting_request_counts_only_while_processes_are_idle():
     idle = [look(at_s, waits_s=at_s, engines={}) for at_s in range(0, 61, 3)]
     finding = found(*idle)
     assert finding is not None
@@ -129,7 +129,7 @@ def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_
     assert found(*busy) is None
 
 
-def test_a_core_that_was_gone_before_the_first_look_is_a_death_too():
+def test_core_gone_before_the_first_look_counts_as_dead():
     looks = [look(at_s, processes=EngineProcesses()) for at_s in range(0, int(CORE_GONE_S) + 1, 3)]
     progress = ProgressMonitor(LIMIT_S, EVERY_S, had_cores=True)
     assert [progress.see(one) for one in looks][-1].is_dead

@@ -33,7 +33,7 @@ def port_of(served) -> int:
     return int(served.wait_for("Answering probes")["port"])
 
 
-def test_a_server_is_ready_when_it_answers_and_alive_from_the_beginning(serve):
+def test_server_is_ready_when_it_answers_and_alive_at_once(serve):
     served = serve("--probes", "0", flags=("--mode", "slow start"))
     port = port_of(served)
     assert asked(port, "/livez") == (200, "ok\n")

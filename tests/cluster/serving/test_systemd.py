@@ -49,9 +49,7 @@ def manager():
     found.close()
 
 
-def test_a_server_is_ready_when_it_answers_and_the_watchdog_hears_as_long_as_it_is_well(
-    serve, manager
-):
+def test_ready_server_feeds_the_watchdog_while_healthy(serve, manager):
     served = serve(
         "--hang-after", "2", env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"}
     )
@@ -115,7 +113,7 @@ def test_a_manager_that_has_gone_harms_nothing():
     SystemdSocket("/no/such/socket").send(READY=1)
 
 
-def test_a_stop_is_told_when_it_comes_not_when_the_server_has_ended(serve, manager):
+def test_stop_is_reported_at_once_not_at_the_servers_end(serve, manager):
     served = serve(flags=("--stop-s", "4"), env={"NOTIFY_SOCKET": manager.address})
     assert wait_for(lambda: "serving" in manager.named("STATUS"))
     served.process.send_signal(signal.SIGTERM)
@@ -128,9 +126,7 @@ def test_a_stop_is_told_when_it_comes_not_when_the_server_has_ended(serve, manag
     assert manager.named("STATUS")[-1].startswith("ended")
 
 
-def test_a_look_that_fails_keeps_the_watchdog_of_a_server_of_which_nothing_is_wrong(
-    manager, monkeypatch
-):
+def test_failed_check_keeps_the_watchdog_of_a_healthy_server(manager, monkeypatch):
     health = Health("vllm", 0.0, lambda _: None, {}, is_ready=True)
     told = SystemdNotifier(
         SystemdSocket(

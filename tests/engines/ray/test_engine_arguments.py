@@ -23,7 +23,7 @@ class Config:
     )
 
 
-def test_a_diagnosis_becomes_the_arguments_that_its_plan_begins_with():
+def test_diagnosis_becomes_the_first_arguments_of_its_plan():
     assert (
         arguments_of(oomguard.diagnose(LOG)) == {}
     )  # the user set it: the policy does not permit it
@@ -42,7 +42,7 @@ def test_a_config_is_copied_and_keeps_its_other_arguments():
     assert config.engine_kwargs["max_model_len"] == 32768
 
 
-def test_a_configuration_files_mapping_is_patched_where_its_engine_arguments_stand():
+def test_mapping_in_a_configuration_file_is_patched_in_place():
     file = {"model_loading_config": {"model_id": "m"}, "engine_kwargs": {"max_num_seqs": 256}}
     assert oomguard.ray_patched(file, {"max_num_seqs": 8})["engine_kwargs"] == {"max_num_seqs": 8}
     assert oomguard.ray_patched({"max_num_seqs": 256}, {"max_num_seqs": 8}) == {"max_num_seqs": 8}
@@ -63,7 +63,7 @@ M1 = {
 M2 = {"model_loading_config": {"model_id": "m2"}}
 
 
-def test_a_whole_serve_file_is_patched_where_its_one_engine_stands():
+def test_whole_serve_file_is_patched_at_its_one_engine():
     file = serve_file(M1)
     patched = oomguard.ray_patched(file, {"max_model_len": 1792})
     assert patched == serve_file({**M1, "engine_kwargs": {"max_model_len": 1792, "seed": 1}})
@@ -72,7 +72,7 @@ def test_a_whole_serve_file_is_patched_where_its_one_engine_stands():
     assert oomguard.ray_patched(args, {"max_model_len": 1792}) == patched["applications"][0]["args"]
 
 
-def test_a_serve_file_of_several_engines_is_refused_with_their_names():
+def test_serve_file_of_several_engines_is_refused_with_names():
     with pytest.raises(
         oomguard.SettingError, match=r"2 engines \(m1, m2\), but a patch changes only one"
     ) as caught:
@@ -156,7 +156,7 @@ print(json.dumps([type(patched).__name__, patched.engine_kwargs, patched.batch_s
     assert (arguments["max_model_len"], arguments["dtype"]) == (4096, "half")
 
 
-def test_an_environment_keeps_what_the_user_gave_and_puts_it_first(monkeypatch: pytest.MonkeyPatch):
+def test_environment_keeps_the_users_values_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OOMGUARD_DISABLE", "1")
     base = {"pip": ["x"], "env_vars": {"A": "b", "OOMGUARD_DISABLE": "0"}}
     made = ray_runtime_env({"max_model_len": 8}, base=base, ship=False)
@@ -184,7 +184,7 @@ def test_a_list_of_allowed_plugins_is_joined_and_none_is_made(subtests):
             assert "VLLM_PLUGINS" not in ray_runtime_env(ship=False)["env_vars"]
 
 
-def test_the_package_is_shipped_with_the_entry_point_that_vllm_looks_for():
+def test_package_ships_the_entry_point_that_vllm_looks_for():
     package, info = map(Path, ray_runtime_env()["py_modules"])
     assert (package / "engines" / "vllm" / "plugin.py").is_file()
     assert not list(package.rglob("__pycache__"))

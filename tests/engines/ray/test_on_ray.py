@@ -43,7 +43,7 @@ def told(folder_of_run: Path) -> dict[str, Any]:
     return dict(json.loads(kept.read_text()))
 
 
-def test_a_guarded_function_is_a_task_that_is_split_where_it_runs(told: dict[str, Any]):
+def test_guarded_function_is_a_task_that_splits_where_it_runs(told: dict[str, Any]):
     done = told["tasks"]["below"]
     assert done["squares"] == SQUARES
     assert done["sizes"][0] == 10
@@ -57,7 +57,7 @@ def test_another_worker_begins_with_what_the_first_one_learned(told: dict[str, A
     assert max(second["sizes"]) <= 3
 
 
-def test_a_remote_function_that_is_guarded_stays_one_with_its_options(told: dict[str, Any]):
+def test_guarded_remote_function_keeps_its_options(told: dict[str, Any]):
     assert told["tasks"]["is remote"] == "RemoteFunction"
     assert told["tasks"]["its options"] == {"num_cpus": 1, "max_retries": 0}
     for how in ("above", "above, with options"):
@@ -76,7 +76,7 @@ def test_async_and_streaming_methods_work_as_before(told: dict[str, Any]):
     assert told["actors"]["stream"] == [1, 2]
 
 
-def test_a_failure_in_an_actor_is_explained_there_and_unwrapped_here(subtests, told):
+def test_failure_in_an_actor_is_explained_there_and_unwrapped(subtests, told):
     for what in ["method fails", "async method fails", "start fails"]:
         with subtests.test(what=what):
             found = told["actors"][what]
@@ -85,7 +85,7 @@ def test_a_failure_in_an_actor_is_explained_there_and_unwrapped_here(subtests, t
             assert found["facts"]["device_total_bytes"] == int(79.25 * 2**30)
 
 
-def test_an_exception_that_has_been_told_in_its_worker_is_not_told_again(told: dict[str, Any]):
+def test_exception_reported_in_its_worker_is_not_repeated(told: dict[str, Any]):
     assert len(told["actors"]["method fails"]["notes"]) == 1
 
 
@@ -96,9 +96,7 @@ def test_a_tasks_error_is_unwrapped_to_its_cause(told: dict[str, Any]):
     assert found["guard"] == "cuda_oom"
 
 
-def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that_among_the_causes(
-    subtests, told
-):
+def test_worker_dead_for_unknown_reasons_is_no_oom(subtests, told):
     for what in ["killed", "actor killed"]:
         with subtests.test(what=what):
             found = told["failures"][what]
@@ -106,12 +104,12 @@ def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that
             assert found["kinds"] == []
 
 
-def test_an_error_of_another_kind_that_quotes_such_a_message_is_no_oom(told: dict[str, Any]):
+def test_other_error_that_quotes_an_oom_message_is_no_oom(told: dict[str, Any]):
     assert told["failures"]["something else"]["kinds"] == []
     assert told["failures"]["something else"]["notes"] == []
 
 
-def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(told: dict[str, Any]):
+def test_ray_memory_monitor_kill_is_host_memory(told: dict[str, Any]):
     found = told["retried"]["monitor"]
     assert found["type"] == "OutOfMemoryError"
     assert found["kinds"] == ["host_oom"]
@@ -121,7 +119,7 @@ def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(tol
     ]
 
 
-def test_a_task_that_the_memory_monitor_killed_begins_with_fewer_rows(subtests, told):
+def test_task_killed_by_the_memory_monitor_starts_smaller(subtests, told):
     for which in ["split", "floored"]:
         with subtests.test(which=which):
             done = told["retried"][which]
@@ -141,7 +139,7 @@ def test_a_floor_holds_after_a_kill_too(told: dict[str, Any]):
     assert min(told["retried"]["floored"]["sizes"]) == 5
 
 
-def test_a_killed_task_without_rows_to_split_runs_as_it_was_and_says_so(told: dict[str, Any]):
+def test_killed_task_without_rows_is_rerun_unchanged_and_says_so(told: dict[str, Any]):
     assert told["retried"]["whole"] == "ran"
     (said,) = [line for line in told["retried"]["said"] if "as it was" in line]
     assert "killed_by Ray's memory monitor" in said

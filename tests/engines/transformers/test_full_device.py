@@ -64,7 +64,7 @@ def test_it_needs_no_room_there(subtests):
                 assert value() == expected
 
 
-def test_where_not_even_the_weights_and_inputs_fit_the_note_tells_of_that_and_of_no_mistake():
+def test_note_names_weights_and_inputs_that_do_not_fit():
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 32,

@@ -33,7 +33,7 @@ class Harness:
         raise AssertionError("only read")
 
 
-def test_a_part_of_the_harness_call_has_its_rows_and_all_stop_words():
+def test_part_of_a_harness_call_has_its_rows_and_all_stop_words():
     given = {
         "context": IDS,
         "attention_mask": torch.ones_like(IDS),
@@ -51,7 +51,7 @@ def test_a_part_of_the_harness_call_has_its_rows_and_all_stop_words():
     assert kwargs["stop"] == ["a", "b"]
 
 
-def test_adapters_go_with_their_rows_and_a_call_without_them_is_left_to_the_one_it_makes():
+def test_adapters_follow_their_rows():
     model = Harness().model
     plain = AdaptersCall.of(model, (), {"input_ids": IDS})
     mixed = AdaptersCall.of(model, (), {"input_ids": IDS, "adapter_names": ["a", "b", "c", "d"]})
@@ -61,7 +61,7 @@ def test_adapters_go_with_their_rows_and_a_call_without_them_is_left_to_the_one_
     assert mixed.part(2, 4)[1]["adapter_names"] == ["c", "d"]
 
 
-def test_hooks_that_a_failed_call_of_adapters_left_are_gone_before_and_after_a_part():
+def test_hooks_of_a_failed_adapter_call_are_removed():
     model = Harness().model
 
     def _adapter_names_pre_forward_hook(target, args, kwargs, adapter_names):

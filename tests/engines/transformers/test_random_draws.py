@@ -63,7 +63,7 @@ def test_what_cannot_be_repeated_is_a_problem(subtests):
             assert "draws random numbers" in draws.problem
 
 
-def test_a_part_that_draws_nothing_leaves_the_generators_where_they_are():
+def test_part_without_draws_leaves_the_generators_unchanged():
     draws = Draws(generator_states(None), ROWS, may_draw=True)
     torch.manual_seed(4)
     before = torch.get_rng_state()

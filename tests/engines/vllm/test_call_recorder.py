@@ -67,7 +67,7 @@ EXPECTED = str(
 )
 
 
-def test_each_call_of_llm_is_a_row_told_by_the_host_where_nothing_else_is_known(tmp_path):
+def test_each_llm_call_is_a_row_with_host_memory_if_nothing_else(tmp_path):
     assert ran(tmp_path) == [EXPECTED, "True False"]
 
 

@@ -64,7 +64,7 @@ def test_a_switch_is_on_or_off_as_the_file_says(subtests, tmp_path):
             assert values(path) == {"enforce_eager": value, "enable_prefix_caching": value}
 
 
-def test_a_subcommand_is_not_given_a_switch_that_its_file_turns_off(tmp_path):
+def test_subcommand_gets_no_switch_that_its_file_turns_off(tmp_path):
     path = config(tmp_path, "enforce-eager: true\nenable_prefix_caching: false\n")
     assert values(path, is_of_subcommand=True) == {"enforce_eager": True}
 
@@ -110,7 +110,7 @@ def test_a_change_goes_into_the_command_and_leaves_the_file(tmp_path):
     assert (tmp_path / "c.yaml").read_text() == "max-model-len: 5\n"
 
 
-def test_a_file_that_is_no_mapping_tells_nothing_and_raises_nothing(subtests, tmp_path):
+def test_file_without_a_mapping_gives_nothing_and_no_error(subtests, tmp_path):
     for text in [
         "- a list\n",
         "",
@@ -130,14 +130,14 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     assert read("/dev/zero") is None
 
 
-def test_where_the_file_cannot_be_read_a_flag_that_is_absent_tells_nothing():
+def test_unreadable_file_makes_absent_flags_unknown():
     found = settings_in_force(
         Launch(("vllm", "serve", "m", "--config", "none.yaml", "--max-model-len", "8"))
     )
     assert found["max_model_len"].source == "given"
 
 
-def test_vllm_reads_the_file_only_where_its_flag_is_a_word_of_its_own(tmp_path):
+def test_vllm_reads_the_file_only_if_its_flag_stands_alone(tmp_path):
     path = config(tmp_path, "max-model-len: 5\n")
     assert set(settings_in_force(Launch(("vllm", "serve", "m", f"--config={path}")))) == {"model"}
 

@@ -53,7 +53,7 @@ def test_what_a_wrapper_sets_counts_over_what_is_inherited(subtests, monkeypatch
             assert (None if found is None else found.value) == value
 
 
-def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch):
+def test_changing_a_variables_setting_removes_the_variable(monkeypatch):
     monkeypatch.setenv(SPACE, "2")
     assert vllm.shown(launch("vllm serve m"), {"kv_cache_memory_bytes": 5}) == (
         f"env -u {SPACE} vllm serve m --kv-cache-memory-bytes 5"
@@ -87,7 +87,7 @@ def test_one_that_a_wrapper_sets_is_taken_out_of_the_command(subtests):
             assert vllm.shown(launch(line), {"kv_cache_memory_bytes": 5}) == changed
 
 
-def test_one_that_a_wrapper_set_over_an_inherited_one_takes_both_away(monkeypatch):
+def test_overriding_wrapper_variable_removes_both(monkeypatch):
     monkeypatch.setenv(SPACE, "2")
     assert vllm.shown(launch(f"env {SPACE}=40 vllm serve m"), {"kv_cache_memory_bytes": 5}) == (
         f"env -u {SPACE} env vllm serve m --kv-cache-memory-bytes 5"
@@ -132,7 +132,7 @@ def test_the_line_to_paste_lets_the_plugin_in(monkeypatch):
     )
 
 
-def test_a_program_that_inherits_nothing_gets_our_variables_all_the_same(tmp_path):
+def test_program_without_inherited_variables_gets_ours(tmp_path):
     changed = vllm.apply(launch("env -i PATH=/x python s.py"), {"max_model_len": 7}, tmp_path)
     assert changed.env == {}
     assert changed.argv[:3] == ("env", "-i", "PATH=/x")

@@ -70,7 +70,7 @@ def test_a_command_of_vllm_lists_all_that_the_user_set(subtests):
             assert (model.value, model.source) == ("m", "command")
 
 
-def test_other_commands_are_reached_by_the_plugin_and_stay_as_they_are(subtests):
+def test_plugin_reaches_other_commands_unchanged(subtests):
     for line in OTHERS:
         with subtests.test(line=line):
             assert own_command(shlex.split(line)) is None
@@ -107,7 +107,7 @@ def test_every_form_of_a_flag_is_read_as_vllm_reads_it(subtests):
             assert values(f"vllm serve m {words}") == found
 
 
-def test_keys_of_an_object_given_one_by_one_make_one_object_that_replaces_one_given_whole():
+def test_object_keys_given_singly_replace_a_whole_object():
     whole = """--speculative-config '{"model": "x"}'"""
     found = values(
         f"vllm serve m --speculative_config.method ngram --speculative-config.num_speculative_tokens=5 {whole}"
@@ -118,7 +118,7 @@ def test_keys_of_an_object_given_one_by_one_make_one_object_that_replaces_one_gi
     }
 
 
-def test_an_abbreviated_and_a_repeated_flag_are_replaced_by_one_that_is_whole():
+def test_abbreviated_and_repeated_flags_become_one_full_flag():
     assert changed("vllm serve m --max-model 5 --port 1 --max_model_len=6", max_model_len=7) == (
         "vllm serve m --port 1 --max-model-len 7"
     )
@@ -128,7 +128,7 @@ def test_a_script_s_flags_are_not_taken_for_abbreviations():
     assert values("python script.py --max-model 5") == {}
 
 
-def test_where_the_shell_may_add_flags_the_new_one_stands_behind_them():
+def test_new_flag_comes_last_if_the_shell_may_add_flags():
     line = "bash -c 'vllm serve m --max-model-len 9 $EXTRA'"
     assert shlex.split(changed(line, max_model_len=7))[2] == "vllm serve m $EXTRA --max-model-len 7"
     assert settings_in_force(Launch(tuple(shlex.split(line))))["max_model_len"].source == "given"
@@ -137,7 +137,7 @@ def test_where_the_shell_may_add_flags_the_new_one_stands_behind_them():
 LM_EVAL = "lm_eval --model vllm --model_args {} --tasks x"
 
 
-def test_arguments_of_lm_eval_are_read_and_changed_in_their_place():
+def test_lm_eval_arguments_are_read_and_changed_in_place():
     line = LM_EVAL.format("pretrained=m,max_model_len=32768,gpu_memory_utilization=0.5")
     assert values(line) == {"max_model_len": 32768, "gpu_memory_utilization": 0.5}
     assert changed(line, max_model_len=7) == line.replace("32768", "7")
@@ -161,6 +161,6 @@ def test_arguments_of_lm_eval_may_be_json_or_words_of_their_own():
     assert changed(line, max_model_len=7) == line.replace("=9", "=7")
 
 
-def test_arguments_of_lm_eval_that_hold_commas_of_their_own_are_left_to_the_plugin():
+def test_lm_eval_arguments_with_commas_are_left_to_the_plugin():
     line = LM_EVAL.format("""'pretrained=m,limit_mm_per_prompt={"image": 1, "video": 0}'""")
     assert changed(line, max_model_len=7).startswith("OOMGUARD_VLLM_OVERRIDES=")

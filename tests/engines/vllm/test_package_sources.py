@@ -9,7 +9,7 @@ import pytest
 from oomguard.engines.vllm.package import read_sources
 
 
-def test_flags_arguments_and_hook_are_read_and_nothing_is_imported(vllm_tree):
+def test_flags_arguments_and_hook_are_read_without_imports(vllm_tree):
     before = set(sys.modules)
 
     found = read_sources(vllm_tree())

@@ -76,14 +76,14 @@ def test_an_unknown_version_gets_the_flags_that_its_sources_show(environment):
     assert not may_carry(launch, "kv_cache_memory_bytes")
 
 
-def test_a_script_of_an_unknown_version_gets_the_arguments_that_its_sources_show(environment):
+def test_script_of_an_unknown_version_uses_its_sources(environment):
     launch = Launch(("python3", "script.py"), engine_version=UNKNOWN)
 
     assert may_carry(launch, "max_model_len")
     assert not may_carry(launch, "enable_prefix_caching")  # a flag, and no argument
 
 
-def test_a_script_of_an_unknown_version_without_the_hook_is_left_as_it_is(environment, vllm_tree):
+def test_script_of_an_unknown_version_without_hook_is_unchanged(environment, vllm_tree):
     vllm_tree("def create_engine_config", "def make_engine_config", at=environment.parent)
     with capture_logs() as logs:
         assert not may_carry(
@@ -94,9 +94,7 @@ def test_a_script_of_an_unknown_version_without_the_hook_is_left_as_it_is(enviro
     assert may_carry(Launch(SERVE, engine_version=UNKNOWN), "max_model_len")  # a flag needs no hook
 
 
-def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(
-    subtests, tmp_path, monkeypatch
-):
+def test_unknown_version_without_sources_is_unchanged(subtests, tmp_path, monkeypatch):
     for argv in [
         SERVE,
         ("python3", "script.py"),
@@ -159,9 +157,7 @@ def test_the_package_of_another_program_s_python_is_found(subtests, environment)
             )
 
 
-def test_a_python_that_is_named_runs_a_script_whatever_the_script_begins_with(
-    environment, tmp_path
-):
+def test_named_python_runs_a_script_whatever_its_first_line(environment, tmp_path):
     (tmp_path / "s.py").write_text("#!/usr/bin/python3\n")
     (tmp_path / "s.py").chmod(0o700)
     python = scripts_of(environment) / "python3"
@@ -179,7 +175,7 @@ def test_arguments_that_a_command_takes_need_no_hook(environment, vllm_tree):
     assert may_carry(launch, "max_model_len")
 
 
-def test_the_interpreter_of_a_path_that_is_too_long_for_a_first_line_is_found(environment):
+def test_interpreter_with_a_too_long_first_line_is_found(environment):
     scripts = scripts_of(environment)
     (scripts / "vllm").write_text(f"#!/bin/sh\n'''exec' {scripts}/python3 \"$0\" \"$@\"\n' '''\n")
 
@@ -196,7 +192,7 @@ def test_no_package_is_named_where_another_python_may_run(subtests, environment)
             assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) is None
 
 
-def test_neither_a_folder_nor_a_fifo_in_the_program_s_place_is_waited_for(tmp_path):
+def test_folder_or_fifo_as_a_program_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "vllm", 0o700)
 
     assert installed_package(Launch(SERVE), {"PATH": str(tmp_path)}) is None

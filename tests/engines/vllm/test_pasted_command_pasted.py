@@ -32,7 +32,7 @@ def read(line: str) -> list[str]:
     return read_pasted(shlex.split(line), OPTIONS).words
 
 
-def test_a_setting_becomes_an_option_and_other_flags_go_with_their_values(subtests):
+def test_setting_becomes_an_option_and_other_flags_stay(subtests):
     for line, words in [
         ("m --max-model-len 32k", "--max-model-len 32000 m"),
         ("m --max-model-len 32K", "--max-model-len 32768 m"),
@@ -59,7 +59,7 @@ def test_a_setting_becomes_an_option_and_other_flags_go_with_their_values(subtes
             assert sorted(read(line)) == sorted(shlex.split(words))
 
 
-def test_what_takes_memory_and_is_no_option_is_named_as_it_was_typed(subtests):
+def test_memory_flag_that_is_no_option_is_named_as_typed(subtests):
     for line, flags in [
         ("m -O3", ["-O3"]),
         ("m -O 3", ["-O"]),
@@ -93,7 +93,7 @@ OURS = {
     after=st.lists(st.sampled_from([name for name in OTHERS if name not in OURS]), max_size=4),
     equals=st.booleans(),
 )
-def test_flags_that_touch_no_memory_change_nothing_wherever_they_stand(before, after, equals):
+def test_flags_without_memory_effect_change_nothing(before, after, equals):
     def words(names: list[str]) -> list[str]:
         valued = [name not in FLAGS.alone for name in names]
         pairs = zip(names, valued, strict=True)

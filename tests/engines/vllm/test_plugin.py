@@ -38,7 +38,7 @@ def test_whatever_the_variable_holds_it_never_raises(subtests, monkeypatch):
             vllm_plugin.register()
 
 
-def test_the_carried_plugin_is_found_by_a_python_without_oomguard(tmp_path):
+def test_carried_plugin_is_found_by_a_python_without_oomguard(tmp_path):
     launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
     code = (
         "import importlib.metadata as m;"

@@ -72,7 +72,7 @@ def test_a_change_reaches_the_arguments_of_both_front_ends(subtests, tmp_path):
             assert json.loads(line)["applied"] == json.loads(overrides)
 
 
-def test_overrides_that_are_none_change_nothing_and_raise_nothing(subtests, tmp_path):
+def test_invalid_overrides_change_and_raise_nothing(subtests, tmp_path):
     for raw in [
         "[1]",
         '"x"',
@@ -134,7 +134,7 @@ class Refusing:
         raise RuntimeError(name)
 
 
-def test_arguments_that_raise_at_every_touch_raise_nothing_of_ours(monkeypatch):
+def test_arguments_that_raise_when_touched_raise_nothing_here(monkeypatch):
     monkeypatch.setenv(plugin.OVERRIDES, '{"max_model_len": 7}')
     calls = []
 
@@ -165,7 +165,7 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_whatever_stands_in_the_acknowledgement_s_place_the_engine_starts(subtests, tmp_path):
+def test_engine_starts_whatever_is_at_the_acknowledgement(subtests, tmp_path):
     for kind, value in IN_ITS_PLACE.items():
         with subtests.test(kind=kind):
             folder = tmp_path / kind
@@ -231,7 +231,7 @@ def test_only_engines_of_the_models_that_failed_are_changed():
     assert [one["max_model_len"] for one in got] == [None, 7, None]
 
 
-def test_a_model_that_the_log_names_by_its_folder_in_the_cache_is_known():
+def test_model_named_by_its_cache_folder_is_known():
     folder = "/home/u/.cache/huggingface/hub/models--org--model/snapshots/" + "a" * 40
 
     (got, other) = start(
@@ -260,7 +260,7 @@ def test_models_that_cannot_be_read_are_none(subtests):
             assert start(OVERRIDES='{"max_model_len": 7}', MODELS=raw) == [DEFAULTS]
 
 
-def test_an_engine_that_is_started_after_its_attempt_is_not_changed(tmp_path):
+def test_engine_started_after_its_attempt_is_not_changed(tmp_path):
     session = tmp_path / "session"
     session.mkdir()
     first = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, session)
@@ -296,7 +296,7 @@ def test_the_models_whose_engines_failed_are_told_to_the_plugin(tmp_path):
     ]
 
 
-def test_where_an_engine_did_not_print_its_model_every_engine_is_changed(tmp_path):
+def test_every_engine_is_changed_if_none_printed_its_model(tmp_path):
     launch = with_failed_engine(
         Launch(("python", "s.py"), engine_models=("a/one",)), Incident("cuda_oom", "")
     )

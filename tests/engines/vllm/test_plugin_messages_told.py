@@ -31,7 +31,7 @@ def start(launch, *models):
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-def test_a_watched_program_tells_what_it_gave_its_engines_and_nothing_is_changed(tmp_path):
+def test_watched_program_reports_engine_arguments_unchanged(tmp_path):
     launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     plain = start(Launch(("python", "s.py")), "a", "b")
 
@@ -41,14 +41,14 @@ def test_a_watched_program_tells_what_it_gave_its_engines_and_nothing_is_changed
     assert told[0].arguments == {}
 
 
-def test_what_was_changed_is_told_by_its_name_here_and_in_our_units(tmp_path):
+def test_changes_are_named_in_our_units(tmp_path):
     changed = vllm.apply(Launch(("python", "s.py")), {"cpu_offload_bytes": 2**30}, tmp_path)
     start(changed, "a")
     (told,) = insight.started(changed)
     assert told.changed == {"cpu_offload_bytes": 2**30}
 
 
-def test_only_arguments_that_differ_from_their_defaults_are_told_and_no_others(tmp_path):
+def test_only_arguments_unlike_their_defaults_are_reported(tmp_path):
     launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     code = (
         "import fake_vllm; fake_vllm.install(); from oomguard.engines.vllm.plugin import register; register();"
@@ -64,7 +64,7 @@ def test_only_arguments_that_differ_from_their_defaults_are_told_and_no_others(t
     assert told.arguments == {"max_model_len": 9, "cpu_offload_bytes": 2 * 2**30}
 
 
-def test_a_process_that_makes_no_engine_imports_nothing_for_the_report(tmp_path):
+def test_process_without_an_engine_imports_no_reporter(tmp_path):
     launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     code = "import sys; from oomguard.engines.vllm.plugin import register; register(); print('vllm' in sys.modules)"
     env = {**os.environ, **launch.env, "PYTHONPATH": str(FAKE.parents[3])}
@@ -79,7 +79,7 @@ def test_the_plugin_is_asked_for_known_settings_and_no_others():
     assert not {"hf_token", "api_key", "hf_overrides"} & set(reported_arguments())
 
 
-def test_of_the_engine_s_own_command_only_what_vllm_logs_is_noted(tmp_path):
+def test_own_engine_command_is_noted_only_by_vllms_log(tmp_path):
     launch = insight.watched(Launch(("env", "A=1", "vllm", "serve", "m")), tmp_path)
     assert (launch.argv, list(launch.env)) == (
         ("env", "A=1", "vllm", "serve", "m"),
@@ -93,7 +93,7 @@ def test_inside_another_run_the_outer_one_is_told(tmp_path, monkeypatch):
     assert insight.watched(launch, tmp_path) is launch
 
 
-def test_one_of_two_engines_of_one_model_is_told_apart_by_its_order(tmp_path):
+def test_two_engines_of_one_model_differ_by_their_order(tmp_path):
     first = Launch(
         ("python", "s.py"),
         engine_models=("a",),
@@ -113,7 +113,7 @@ def test_each_engine_gets_its_own_change(tmp_path):
     assert [one["max_model_len"] for one in got] == [9, 7, None]
 
 
-def test_changes_that_cannot_be_read_change_nothing_and_raise_nothing(subtests, tmp_path):
+def test_unreadable_changes_change_and_raise_nothing(subtests, tmp_path):
     for raw in [
         "",
         "{}",
@@ -128,7 +128,7 @@ def test_changes_that_cannot_be_read_change_nothing_and_raise_nothing(subtests, 
             assert start(broken, "a")[0]["max_model_len"] is None
 
 
-def test_a_report_that_is_asked_for_wrongly_tells_little_and_raises_nothing(subtests, tmp_path):
+def test_wrong_report_request_reports_little_and_raises_nothing(subtests, tmp_path):
     for raw in ["", "{}", "x", '["a b", "_x", 1, "model"]']:
         with subtests.test(raw=raw):
             launch = insight.watched(Launch(("python", "s.py")), tmp_path)

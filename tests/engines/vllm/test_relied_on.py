@@ -221,9 +221,7 @@ def test_what_moved_is_told_and_what_stayed_is_not():
     ]
 
 
-def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobody_read(
-    subtests, monkeypatch, capsys
-):
+def test_target_is_red_for_differences_and_unread_versions(subtests, monkeypatch, capsys):
     def check(version, found, status, said):
         monkeypatch.setattr(vllm_versions, "package_of", lambda *_: Path("vllm"))
         monkeypatch.setattr(
@@ -252,7 +250,7 @@ def no_registry(*_: object) -> str:
     )
 
 
-def test_the_newest_of_the_registry_is_read_too_where_it_is_reached(monkeypatch, capsys):
+def test_newest_version_in_the_registry_is_read_if_reachable(monkeypatch, capsys):
     monkeypatch.setattr(vllm_versions, "newest", lambda _cache: "0.9.1")
     assert vllm_versions.asked_versions([], ["0.8.5", "0.10.0"]) == ["0.8.5", "0.9.1", "0.10.0"]
     assert vllm_versions.asked_versions(["0.10.0"], ["0.8.5"]) == ["0.10.0"]
@@ -300,7 +298,7 @@ def real() -> Path:
     return found
 
 
-def test_the_real_sources_are_as_stated_and_a_hook_taken_out_of_them_is_told(real, tmp_path):
+def test_real_sources_match_and_a_missing_hook_is_reported(real, tmp_path):
     data = vllm_versions.stated()
     package = tmp_path / "vllm"
     for part in ("engine", "plugins", "config"):
@@ -337,7 +335,7 @@ TAKEN = {
 }
 
 
-def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(real, tmp_path):
+def test_guard_reserve_is_present_and_reported_if_missing(real, tmp_path):
     package, only_in = tmp_path / "vllm", vllm_versions.stated()["guard"]
     for part in ("v1/engine", "v1/core", "v1/executor", "v1/worker", "logging_utils"):
         shutil.copytree(

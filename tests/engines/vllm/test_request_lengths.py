@@ -103,7 +103,7 @@ def test_a_refusal_tells_what_the_request_needs(subtests):
             assert refused_length(text, {"max_model_len": 1792})["max_model_len"].value == tokens
 
 
-def test_a_refusal_under_a_length_that_is_not_ours_is_none_of_ours():
+def test_refusal_of_a_length_that_we_did_not_set_is_not_ours():
     text = "The decoder prompt (length 3000) is longer than the maximum model length of 2048."
     assert refused_length(text, {"max_model_len": 1792}) == {}
     assert refused_length(text, {"max_num_seqs": 2048}) == {}

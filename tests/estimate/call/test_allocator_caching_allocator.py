@@ -70,14 +70,14 @@ def test_neighbours_are_joined_when_both_are_free():
     )
 
 
-def test_sizes_that_grow_every_time_leave_segments_behind_until_the_device_is_full():
+def test_growing_sizes_leave_segments_until_the_device_is_full():
     growing = [event for n in range(1, 20) for event in ((n, (20 + 2 * n) * MIB), (n, 0))]
     assert replay(growing) > 2 * 58 * MIB
     assert replay(growing, 58 * MIB) == 58 * MIB
     assert replay(growing, 56 * MIB) is None
 
 
-def test_a_block_that_may_fail_is_taken_where_there_is_room_for_it():
+def test_block_that_may_fail_is_allocated_if_it_fits():
     events = [(1, 40 * MIB), (2, -30 * MIB), (3, 20 * MIB), (2, 0)]
     assert replay(events, 100 * MIB) == 90 * MIB
     assert replay(events, 62 * MIB) == 60 * MIB
@@ -150,7 +150,7 @@ def test_what_is_alive_leaves_less_than_its_bytes_say():
     assert replay([(1, 7 * MIB)], 20 * MIB, [held]) == 20 * MIB
 
 
-def test_of_free_blocks_of_one_size_the_lowest_address_is_taken_and_newer_segments_lie_lower():
+def test_free_blocks_are_taken_at_the_lowest_address():
     allocator = CachingAllocator()
     older, newer = allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)
     allocator.release(newer, 12 * MIB)

@@ -30,9 +30,8 @@ def shape(**changes):
 
 
 def test_an_8b_prefill_is_what_a_fake_tensor_run_gives():
-    """0.955 GiB over the weights at 4096 tokens (memory-model.md); the expanded heads and logits come on top here."""
-    row = generate_row_bytes(LLAMA_8B, 4096, 1)
-    assert 0.955 * GIB <= row <= 1.15 * GIB
+    """0.955 GiB over the weights at 4096 tokens (memory-model.md)."""
+    assert generate_row_bytes(LLAMA_8B, 4096, 1) == pytest.approx(0.955 * GIB, rel=0.005)
 
 
 def test_eager_attention_grows_with_the_square_of_the_length():
@@ -54,11 +53,11 @@ def test_twice_the_element_size_is_twice_the_bytes():
     assert two == pytest.approx(2 * one, rel=0.001)
 
 
-def test_padding_adds_a_mask():
+def test_padding_adds_a_mask_and_repeats_the_shared_heads():
     plain, padded = (
         generate_row_bytes(LLAMA_8B, 4096, 1, padded=padded) for padded in (False, True)
     )
-    assert padded - plain == 4096 * 4096
+    assert padded - plain == 4096 * 4096 + 4096 * 2 * 32 * 128 * 2
 
 
 def test_what_is_no_plain_decoder_is_refused(subtests):
@@ -73,7 +72,7 @@ def test_what_is_no_plain_decoder_is_refused(subtests):
 @settings(deadline=None)
 @given(
     st.integers(1, 80),
-    st.integers(1, 64),
+    st.sampled_from([1, 2, 4, 8, 16, 32]),
     st.integers(8, 256),
     st.integers(1, 10_000),
     st.integers(1, 10_000),

@@ -91,7 +91,7 @@ def test_a_download_that_is_not_complete_is_told(folder):
         find_model(str(folder))
 
 
-def test_an_index_without_any_of_its_files_leaves_the_configuration(folder):
+def test_index_without_its_files_leaves_the_configuration(folder):
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-1.safetensors"}})
     )

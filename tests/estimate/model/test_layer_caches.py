@@ -33,7 +33,7 @@ def test_a_plain_decoder_attends_in_full():
     assert kinds() == "full full full full"
 
 
-def test_keys_and_values_of_a_token_are_heads_times_their_size_times_the_element():
+def test_token_bytes_are_heads_times_size_times_element():
     assert [cache.token_bytes for cache in layer_caches(shape(), kv_element_bytes=2)] == [
         2 * 2 * 8 * 2
     ] * 4
@@ -114,7 +114,7 @@ def test_a_latent_cache_is_one_vector_that_every_rank_holds():
         assert (cache.token_bytes, cache.latent) == (576 * 2, True)
 
 
-def test_without_latent_vectors_each_head_is_padded_as_vllm_0_6_did():
+def test_heads_are_padded_as_in_vllm_0_6_without_latents():
     deepseek = shape(
         model_type="deepseek_v3",
         kv_lora_rank=512,
@@ -191,7 +191,7 @@ def test_a_pattern_of_numbers_gives_windows_their_own_heads():
     assert [cache.token_bytes for cache in found[:2]] == [4 * (192 + 128) * 2, 8 * (192 + 128) * 2]
 
 
-def test_a_searched_architecture_has_its_own_heads_in_each_layer_or_none():
+def test_searched_architecture_has_own_heads_per_layer_or_none():
     blocks = [{"attention": {"no_op": False, "n_heads_in_group": n}} for n in (4, 8, 2)]
     blocks.insert(1, {"attention": {"no_op": True, "n_heads_in_group": None}})
     found = layer_caches(shape(model_type="nemotron-nas", block_configs=blocks), kv_element_bytes=2)
@@ -202,7 +202,7 @@ def test_a_searched_architecture_has_its_own_heads_in_each_layer_or_none():
     ]
 
 
-def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
+def test_delta_attention_keeps_a_state_next_to_latent_layers():
     part = {
         "kda_layers": [1, 2, 3],
         "full_attn_layers": [4],

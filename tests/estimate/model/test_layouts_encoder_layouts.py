@@ -37,7 +37,7 @@ INTERNVL3 = {
 }
 
 
-def test_an_encoder_whose_heads_the_ranks_do_not_divide_is_on_each_of_them():
+def test_encoder_with_undivided_heads_is_on_each_rank():
     """21.67 GiB on each of eight ranks: 25 heads of attention whole, the MLP shared."""
     shape = read_shape(INTERNVL3)
     parameters = parameters_from_layout(shape, tied=False)
@@ -85,7 +85,7 @@ DOTS_OCR = {
 }
 
 
-def test_a_tower_that_is_more_than_a_third_of_its_model_is_laid_out():
+def test_tower_above_a_third_of_its_model_is_laid_out():
     """5.72 GiB were printed on an RTX 3090."""
     shape = read_shape(DOTS_OCR)
     parameters = parameters_from_layout(shape, tied=False)

@@ -31,13 +31,13 @@ def test_the_decoder_s_numbers_count_and_not_the_encoder_s():
     assert shape.has_encoder
 
 
-def test_each_layer_keeps_its_own_tokens_and_what_the_encoder_read():
+def test_each_layer_keeps_its_tokens_and_the_encoders_output():
     caches = layer_caches(read_shape(WHISPER), kv_element_bytes=2)
     assert [cache.kind for cache in caches] == ["full", "cross"] * 4
     assert {cache.token_bytes for cache in caches} == {2 * 20 * 64 * 2}
 
 
-def test_one_audio_is_as_long_as_the_encoder_s_positions_and_no_part_of_the_prompt():
+def test_audio_length_is_the_encoders_positions():
     encoder = read_audio_encoder(WHISPER, 1280)
     assert encoder is not None
     assert (encoder.tokens_per_item, encoder.mlp_width, encoder.modality) == (1500, 5120, "audio")

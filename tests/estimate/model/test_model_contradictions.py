@@ -31,7 +31,7 @@ def headers(rows=1000, width=64, layers=2, prefix="model."):
     return [table, *own, Parameter("visual.layers.9.weight", (4, 4), 32)]
 
 
-def test_padded_tables_layers_that_draft_and_names_of_any_family_are_of_the_model(subtests):
+def test_padded_tables_and_draft_layers_belong_to_the_model(subtests):
     for fields in [
         {},
         {"rows": 1024},

@@ -32,7 +32,7 @@ def test_the_embedding_is_the_target_s():
     assert not any("embed_tokens" in name for name in (*shapes("eagle"), *shapes("eagle3")))
 
 
-def test_eagle_3_has_a_head_of_its_own_words_and_reads_three_states_of_the_target():
+def test_eagle_3_has_its_own_head_and_reads_three_states():
     found = shapes("eagle3", target_hidden_size=96)
 
     assert found["lm_head.weight"] == (200, 64)
@@ -42,7 +42,7 @@ def test_eagle_3_has_a_head_of_its_own_words_and_reads_three_states_of_the_targe
     assert found["model.layers.0.self_attn.o_proj.weight"] == (64, 64)
 
 
-def test_eagle_ends_in_the_target_s_head_and_reads_one_state_beside_the_embedding():
+def test_eagle_uses_the_targets_head_and_reads_one_state():
     found = shapes("eagle")
 
     assert "lm_head.weight" not in found

@@ -33,7 +33,7 @@ AUDIO = {
 }
 
 
-def test_of_a_model_that_also_speaks_the_thinker_alone_is_built_with_both_its_encoders():
+def test_speaking_model_builds_only_its_thinker_and_encoders():
     pytest.importorskip("transformers")
     thinker = {"text_config": TEXT, "vision_config": VISION, "audio_config": AUDIO}
 

@@ -94,7 +94,7 @@ def test_what_the_checkpoint_leaves_alone_is_left_alone(subtests):
             assert sizes({"quant_method": "fp8", "ignore": [pattern, "re:("]}, MATRIX) == [32768]
 
 
-def test_an_encoder_stays_as_it_is_beside_whole_numbers_of_which_no_module_is_left_out(subtests):
+def test_encoder_stays_whole_next_to_quantized_modules(subtests):
     for method in ["awq", "gptq", "auto-round"]:
         with subtests.test(method=method):
             encoder = Parameter("visual.blocks.0.mlp.fc1.weight", (128, 128), 32768)
@@ -169,7 +169,7 @@ def test_a_checkpoint_may_want_its_keys_and_values_in_eight_bits(subtests):
             assert quantizes_cache(read_shape({**LLAMA, "quantization_config": config})) is wanted
 
 
-def test_groups_that_name_modules_have_bits_of_their_own_and_the_rest_stays():
+def test_named_module_groups_have_their_own_bits():
     groups = {
         "group_0": {
             "targets": ["model.language_model.layers.0.mlp.up_proj"],
@@ -186,7 +186,7 @@ def test_groups_that_name_modules_have_bits_of_their_own_and_the_rest_stays():
     assert sizes(config, MATRIX, EXPERT, other) == [16384, 16384 * 4.5 / 8, 32768]
 
 
-def test_beside_groups_of_modules_one_for_all_linear_layers_holds_for_the_rest():
+def test_linear_layer_group_covers_modules_outside_groups():
     groups = {
         "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}},
         "group_1": {
@@ -265,7 +265,7 @@ def test_a_matrix_of_aqlm_has_its_codes_and_a_codebook():
     assert sizes(config, MATRIX) == [128 * 128 * 2 / 8 + 2**16 * 8 * 2]
 
 
-def test_mtp_layers_are_quantised_unless_the_checkpoint_leaves_them_alone(subtests):
+def test_mtp_layers_are_quantized_unless_excluded(subtests):
     for name, config, quantised in [
         ("whole", None, True),
         ("all", {"quant_method": "fp8"}, True),

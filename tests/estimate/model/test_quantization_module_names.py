@@ -12,7 +12,7 @@ from oomguard.estimate.model.quantization import ModuleNames
 MODULE = "model.layers.3.mlp.gate_proj"
 
 
-def test_a_module_is_left_by_its_name_by_one_around_it_by_a_glob_or_by_a_pattern(subtests):
+def test_module_is_excluded_by_name_parent_glob_or_pattern(subtests):
     for entry in [
         MODULE,
         "model.layers.3",
@@ -42,7 +42,7 @@ def test_a_part_of_a_name_and_what_is_no_pattern_leave_nothing(subtests):
             assert not ModuleNames([entry]).has(MODULE)
 
 
-def test_patterns_that_would_never_end_are_told_or_left_out_in_time(subtests):
+def test_endless_patterns_are_reported_or_skipped_in_time(subtests):
     for entry in [
         "re:(?:a|a|aa)+b",
         "re:(?:x+x+)+y",

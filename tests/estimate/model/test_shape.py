@@ -112,7 +112,7 @@ def test_each_family_is_read_under_its_own_names(subtests):
             ) == numbers
 
 
-def test_the_language_model_s_part_of_a_multimodal_configuration_counts():
+def test_language_part_of_a_multimodal_configuration_counts():
     shape = read_shape(
         {
             "architectures": ["Outer"],
@@ -138,7 +138,7 @@ def test_a_head_size_that_does_not_follow_is_asked_for():
         read_shape({**LLAMA, "hidden_size": 4097})
 
 
-def test_the_activations_are_in_half_precision_as_vllm_loads_them(subtests):
+def test_activations_are_in_half_precision_as_vllm_loads_them(subtests):
     for dtype, size in [
         ("float16", 2),
         ("torch.bfloat16", 2),

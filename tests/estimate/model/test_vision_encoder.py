@@ -93,7 +93,7 @@ def test_an_encoder_is_read_from_its_family_s_fields(subtests):
             )
 
 
-def test_a_family_that_takes_videos_does_so_without_their_token_in_the_file():
+def test_video_family_accepts_videos_without_their_token():
     plain = {name: value for name, value in QWEN25.items() if name != "video_token_id"}
     assert read_vision_encoder(plain, {}, 2048).takes_video
     assert not read_vision_encoder(GEMMA3, {}, 2048).takes_video

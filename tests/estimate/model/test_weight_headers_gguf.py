@@ -36,7 +36,7 @@ def weights_bytes(path, **settings):
     )
 
 
-def test_the_weights_are_the_file_s_bytes_named_itself_or_by_its_folder(folder):
+def test_weights_are_the_bytes_of_the_file_or_its_folder(folder):
     (folder / "model-Q8_0.gguf").write_bytes(bytes(FILE_BYTES))
 
     assert weights_bytes(folder / "model-Q8_0.gguf") == pytest.approx(FILE_BYTES, rel=0.001)
@@ -50,7 +50,7 @@ def test_the_parts_of_one_file_count_together(folder):
     assert weights_bytes(folder, quantization="gguf") == pytest.approx(2 * FILE_BYTES, rel=0.001)
 
 
-def test_a_folder_whose_files_are_not_asked_for_is_read_as_before(folder):
+def test_folder_without_requested_files_is_read_as_before(folder):
     before = weights_bytes(folder)
     (folder / "model-Q8_0.gguf").write_bytes(bytes(FILE_BYTES))
 

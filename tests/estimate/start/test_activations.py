@@ -36,7 +36,7 @@ def peak(config, version, *, rows=256, tokens=2048):
     return peak_activation(read_shape(config), Version(version), rows=rows, step_tokens=tokens)
 
 
-def test_published_starts_are_met_within_five_percent_in_the_mean():
+def test_published_starts_match_within_five_percent_on_average():
     errors = []
     for start in (start for start in STARTS if "used_for" not in start):
         asked = start["settings"]
@@ -52,13 +52,13 @@ def test_published_starts_are_met_within_five_percent_in_the_mean():
     assert sum(errors) / len(errors) <= 0.05
 
 
-def test_fewer_sequences_make_the_sampler_smaller_and_fewer_tokens_do_not():
+def test_fewer_sequences_shrink_the_sampler_fewer_tokens_do_not():
     many, few = peak(LLAMA, "0.19", rows=1024), peak(LLAMA, "0.19", rows=128)
     assert many.bytes - many.step_bytes > 4 * max(1, few.bytes - few.step_bytes)
     assert peak(LLAMA, "0.19", rows=1024, tokens=1024).bytes == many.bytes
 
 
-def test_the_experts_workspace_stays_beside_the_sampler_since_it_is_kept(subtests):
+def test_experts_workspace_stays_next_to_the_sampler(subtests):
     for version, added in [("0.11", False), ("0.19", True)]:
         with subtests.test(version=version, added=added):
             found = peak(EXPERTS, version, rows=1024)
@@ -89,7 +89,7 @@ def stepped(config, version, **changes):
     return peak_activation(read_shape(config), Version(version), **given).step_bytes
 
 
-def test_an_eager_step_holds_its_input_and_the_all_reduce_of_several_ranks_another():
+def test_eager_step_holds_its_input_and_all_reduce_another():
     one = 32768 * 4096 * 2
     assert stepped(LLAMA, "0.19", eager=True) - stepped(LLAMA, "0.19") == one
     ranks = {"tensor_parallel_size": 2}
@@ -103,7 +103,7 @@ def test_marlins_kernels_took_room_for_their_input():
     assert stepped(packed, "0.19") == stepped(LLAMA, "0.19")
 
 
-def test_a_sparse_attention_makes_its_logits_while_it_is_profiled():
+def test_sparse_attention_makes_its_logits_while_profiled():
     sparse = {**LLAMA, "index_head_dim": 128, "index_topk": 2048}
     few = {"step_tokens": 64}
     assert (

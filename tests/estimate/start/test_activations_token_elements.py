@@ -34,14 +34,14 @@ DELTA = EXPERTS | {
 }
 
 
-def test_a_token_of_fp8_experts_takes_what_a_published_start_printed():
+def test_token_of_fp8_experts_matches_a_published_start():
     workspace = 8 * (4096 + 4096) * 2
     assert workspace + 2 * 4096 * 2 + fp8_inputs(read_shape(EXPERTS), 1) == pytest.approx(
         163e3, rel=0.02
     )
 
 
-def test_only_fp8_experts_copy_their_inputs_and_ranks_share_a_products_width(subtests):
+def test_only_fp8_experts_copy_their_inputs(subtests):
     for config, ranks, size in [
         (EXPERTS, 4, 4096 + 8 * 384),
         (EXPERTS | {"quantization_config": None}, 1, 0),

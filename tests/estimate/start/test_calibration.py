@@ -70,9 +70,7 @@ def test_another_utilization_adds_its_share_of_the_device(model, start, correcti
     )
 
 
-def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(
-    tmp_path, model, start, correction
-):
+def test_correction_is_found_for_the_same_engine_gpu_and_model(tmp_path, model, start, correction):
     kept = Calibrations(tmp_path / "state" / "calibrations.json")
     settings = settings_of_start(start)
     assert kept.find(model, settings) is None
@@ -118,7 +116,7 @@ def test_a_spoiled_file_is_named(subtests, tmp_path, model, start):
                 Calibrations(path).find(model, settings_of_start(start))
 
 
-def test_a_start_with_other_ranks_is_kept_for_them_and_not_taken_for_these(tmp_path, model, start):
+def test_start_with_other_ranks_is_not_used_for_these(tmp_path, model, start):
     kept = Calibrations(tmp_path / "calibrations.json")
     settings = settings_of_start(start)
     with pytest.raises(SettingError, match="tensor_parallel_size"):
@@ -151,7 +149,7 @@ def test_a_log_without_figures_is_refused():
         measured_start(diagnose("nothing happened\nat all").starts)
 
 
-def test_a_peak_that_counts_the_graphs_in_is_not_counted_with_them_twice(tmp_path, model):
+def test_peak_with_graphs_does_not_count_them_twice(tmp_path, model):
     """From 0.27 on a start prints weights and the rest as one sum, and its peak with the estimate of the graphs."""
     old = "1.23 GiB for peak activation, 0.16 GiB for non-torch memory, and 0.62 GiB for CUDAGraph memory"
     new = "1.85 GiB for peak activation, and 0.62 GiB for CUDAGraph memory"
@@ -196,9 +194,7 @@ def test_what_was_measured_with_other_rows_leaves_the_peak_open(model, start, co
     assert other.uncertainty_bytes > budget_start(model, same).uncertainty_bytes
 
 
-def test_a_calibration_that_cannot_be_written_leaves_nothing_behind(
-    tmp_path, model, start, correction
-):
+def test_unwritable_calibration_leaves_no_file(tmp_path, model, start, correction):
     (tmp_path / "calibrations.json").mkdir()
     with pytest.raises(InputError):
         Calibrations(tmp_path / "calibrations.json").keep(

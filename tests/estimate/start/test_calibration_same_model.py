@@ -23,7 +23,7 @@ def test_a_start_of_the_model_is_taken():
     refuse_other_start(START, OWN, read_model(find_model(str(CONFIG))), "start.log")
 
 
-def test_a_start_of_another_model_of_as_many_bytes_is_refused_by_its_tokens(tmp_path):
+def test_start_of_another_model_is_refused_by_its_tokens(tmp_path):
     other = {
         **json.loads(CONFIG.read_text()),
         "num_key_value_heads": 16,

@@ -51,7 +51,7 @@ def test_without_a_folder_the_next_start_compiles(tmp_path):
     assert not has_entry(tmp_path, SHAPE, 1, environ={})
 
 
-def test_an_entry_of_another_table_or_of_more_ranks_is_of_another_start(subtests, tmp_path):
+def test_entry_of_another_table_is_of_another_start(subtests, tmp_path):
     for other in [{"rows": 128_256}, {"hidden": 1024}, {"ranks": 2}]:
         with subtests.test(other=other):
             assert not has_entry(entry(tmp_path / str(other), **other), SHAPE, 1, environ={})

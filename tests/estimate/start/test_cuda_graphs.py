@@ -71,7 +71,7 @@ def test_without_graphs_there_are_none(subtests):
             assert cuda_graphs(replace(SETTINGS, **changes), SHAPE) == NO_GRAPHS
 
 
-def test_a_stage_of_a_pipeline_has_as_many_graphs_with_fewer_all_reduces_each():
+def test_pipeline_stage_has_all_graphs_with_fewer_all_reduces():
     whole = cuda_graphs(replace(SETTINGS, tensor_parallel_size=2), SHAPE)
     half = cuda_graphs(replace(SETTINGS, tensor_parallel_size=2, pipeline_parallel_size=2), SHAPE)
 
@@ -87,7 +87,7 @@ def test_a_wider_model_takes_more_for_a_graph():
     )
 
 
-def test_what_the_engine_reserves_is_its_own_estimate_and_not_what_the_graphs_take():
+def test_engines_graph_reserve_is_its_estimate():
     graphs = cuda_graphs(SETTINGS, SHAPE)
     assert graphs.estimated_bytes > graphs.bytes
 
@@ -110,7 +110,7 @@ def test_all_reduces_without_links_take_more_for_a_graph(subtests):
             assert (cuda_graphs(start, SHAPE).bytes > alone.bytes) is captured
 
 
-def test_an_indexer_has_its_logits_of_the_longest_request_in_both_pools():
+def test_indexer_has_logits_of_the_longest_request_in_both_pools():
     """Graphs of GLM-5.2 took 4.13 GiB on four B200, 3.13 of them logits: 512 tokens of 819,200 keys, four bytes each, twice."""
     sparse = replace(SHAPE, config=SHAPE.config | {"index_head_dim": 128, "index_topk": 2048})
     start = replace(SETTINGS, max_num_seqs=1024, max_model_len=819_200)
@@ -119,7 +119,7 @@ def test_an_indexer_has_its_logits_of_the_longest_request_in_both_pools():
     )
 
 
-def test_weights_of_bitsandbytes_are_unpacked_in_both_pools_of_the_first_engine():
+def test_bitsandbytes_weights_are_unpacked_in_both_pools():
     """0.58 GiB that graphs of Llama-3.1-8B took on a T4 with 0.7.2; 0.44 of them are its widest projection, twice."""
     first = replace(SETTINGS, version=Version("0.7.2"))
     unpacked = (
@@ -129,7 +129,7 @@ def test_weights_of_bitsandbytes_are_unpacked_in_both_pools_of_the_first_engine(
     assert unpacked == 2 * 2 * 14336 * 4096 * 2
 
 
-def test_fp4_experts_have_scales_of_many_tokens_on_blackwell_without_links():
+def test_fp4_experts_have_many_scales_on_unlinked_blackwell():
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 704}
     fp4 = (
         SHAPE.config
@@ -203,7 +203,7 @@ def test_drafts_are_captured_with_the_tokens_of_whole_requests(subtests):
 
 
 @given(st.integers(1, 512), st.integers(0, 7))
-def test_every_captured_size_of_drafts_is_a_whole_number_of_requests(rows, drafted):
+def test_every_captured_draft_size_is_whole_requests(rows, drafted):
     config = f'{{"method": "mtp", "num_speculative_tokens": {drafted}}}' if drafted else None
     start = replace(SETTINGS, max_num_seqs=rows, speculative_config=config)
     sizes = captured_sizes_of(start)
@@ -211,7 +211,7 @@ def test_every_captured_size_of_drafts_is_a_whole_number_of_requests(rows, draft
     assert all(size % (1 + drafted) == 0 for size in sizes)
 
 
-def test_a_driver_older_than_cuda_12_4_takes_several_times_as_much(subtests):
+def test_driver_before_cuda_12_4_needs_several_times_as_much(subtests):
     for driver in ["535.129.03", "545"]:
         with subtests.test(driver=driver):
             plain, old = (
@@ -226,7 +226,7 @@ def test_a_driver_that_is_no_version_is_refused():
         cuda_graphs(replace(SETTINGS, driver_version="new"), SHAPE)
 
 
-def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(subtests):
+def test_plan_mentions_an_old_driver_if_one_is_possible(subtests):
     for driver, version, said in [
         ("535", "0.19.0", "driver 535 needs 3.35 times"),
         (None, "0.19.0", "an older one needs 3.35 times"),
@@ -240,7 +240,7 @@ def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(subtests):
             assert found is None if said is None else found is not None and said in found
 
 
-def test_experts_take_more_at_their_first_small_batch_quantized_ones_most():
+def test_quantized_experts_need_most_at_the_first_small_batch():
     small = replace(SETTINGS, cudagraph_capture_sizes="1 2")
     config = {**SHAPE.config, "model_type": "qwen3_moe", "num_experts": 128}
     experts = read_shape(config)

@@ -56,7 +56,7 @@ def test_links_follow_the_gpu_and_of_an_unknown_one_its_size(subtests):
             assert has_nvlink(settings) is linked
 
 
-def test_the_fused_all_reduce_takes_buffers_where_the_version_has_it(subtests):
+def test_fused_all_reduce_has_buffers_in_versions_with_it(subtests):
     for settings, gib in [
         (on(79.19), 1.5),
         (on(79.19, tensor_parallel_size=8), 1.5),
@@ -73,7 +73,7 @@ def test_the_fused_all_reduce_takes_buffers_where_the_version_has_it(subtests):
             assert fused_allreduce_bytes(settings) == gib * GIB
 
 
-def test_experts_of_four_bits_are_padded_to_what_the_kernels_take():
+def test_four_bit_experts_are_padded_for_their_kernels():
     assert mxfp4_padding(on(79.25, "A100"), 2880, 2880) == pytest.approx(3072 / 2880 * 2944 / 2880)
     assert mxfp4_padding(on(44.42), 2880, 1440) == pytest.approx(3072 / 2880 * 1536 / 1440)
     assert mxfp4_padding(replace(SETTINGS, device="cpu"), 2880, 2880) == 1
@@ -84,7 +84,7 @@ def test_amds_are_told_from_others():
     assert not is_rocm(on(79.19))
 
 
-def test_experts_without_a_gate_are_padded_where_the_gpu_computes_in_four_bits():
+def test_experts_without_a_gate_are_padded_for_four_bit_gpus():
     assert nvfp4_padding(on(15.47, "RTX 5070 Ti"), 928) == 1024 / 928
     assert nvfp4_padding(on(15.47, "RTX 5070 Ti"), 1024) == 1
     assert nvfp4_padding(on(79.25, "A100"), 928) == 1
@@ -103,7 +103,7 @@ def test_an_architecture_is_a_known_gpus_or_what_its_name_says(subtests):
             assert is_hopper_or_later(settings) is later
 
 
-def test_vllm_has_an_all_reduce_of_its_own_over_links_and_between_two_that_read_each_other(
+def test_vllm_has_its_own_all_reduce_between_linked_gpus(
     subtests,
 ):
     for settings, own in [

@@ -56,7 +56,7 @@ def test_a_published_start_of_qwen2_5_vl_3b_is_met():
     assert found.peak_bytes / GIB == pytest.approx(4.06, rel=0.05)
 
 
-def test_a_video_is_as_many_whole_images_as_the_longest_request_has_room_for(subtests):
+def test_video_counts_as_the_whole_images_that_fit_a_request(subtests):
     for version, length, limits, modality, tokens in [
         ("0.23", 128000, None, "video", 114688),
         ("0.23", 60000, None, "video", 49152),
@@ -76,7 +76,7 @@ def test_a_video_is_as_many_whole_images_as_the_longest_request_has_room_for(sub
             assert (found.modality, found.items, found.tokens_per_item) == (modality, 1, tokens)
 
 
-def test_a_published_start_that_was_refused_for_its_videos_is_met():
+def test_published_start_refused_for_videos_is_matched():
     """A Qwen2.5-VL-7B of 0.23 at its own length lacked 14.28 GiB: 15.5 of activations, by all other parts that it printed."""
     asked = replace(SETTINGS, version=Version("0.23"), max_model_len=128000)
     found = profile_encoder(read_vision_encoder(QWEN25, {}, 3584), asked, 2)
@@ -105,7 +105,7 @@ def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(subtests):
             )
 
 
-def test_of_a_model_for_text_or_an_image_every_request_of_a_step_has_one():
+def test_each_request_of_a_text_or_image_model_has_one():
     siglip = {**GEMMA3, "model_type": "siglip", "mm_tokens_per_image": None}
     found = profile_encoder(
         read_vision_encoder(siglip, {}, 768), replace(SETTINGS, max_num_seqs=256), 4
@@ -161,7 +161,7 @@ TEXT = {
 }
 
 
-def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(subtests):
+def test_plan_says_what_images_need_and_is_smaller_without(subtests):
     for name, config in [
         ("in parts", {**QWEN25, "text_config": TEXT}),
         ("flat", {**TEXT, **QWEN25}),
@@ -182,7 +182,7 @@ def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(subtests):
             assert found.uncertainty_bytes > none.uncertainty_bytes
 
 
-def test_an_encoder_that_is_not_profiled_is_loaded_and_has_no_peak():
+def test_unprofiled_encoder_is_loaded_and_has_no_peak():
     model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
     asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
     skipped = budget_start(model, replace(asked, skip_mm_profiling=True))
@@ -193,7 +193,7 @@ def test_an_encoder_that_is_not_profiled_is_loaded_and_has_no_peak():
     assert any("not profiled (skip_mm_profiling)" in line for line in skipped.assumptions)
 
 
-def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user():
+def test_too_large_images_are_named_for_the_user():
     model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
     small = replace(
         SETTINGS,
@@ -222,7 +222,7 @@ def test_sampling_fits_into_what_the_images_were_profiled_with():
     assert without.stages[0].unprofiled_bytes > 0
 
 
-def test_the_first_engine_profiles_as_many_requests_as_have_their_images_in_a_step():
+def test_first_engine_profiles_requests_whose_images_fit_a_step():
     encoder = read_vision_encoder(QWEN25, {}, 3584)
     assert encoder is not None
     old = replace(SETTINGS, version=Version("0.7.2"))
@@ -237,7 +237,7 @@ def test_the_first_engine_profiles_as_many_requests_as_have_their_images_in_a_st
     assert (found.items, profiled_seats(encoder, wide)) == (2, 2)
 
 
-def test_a_video_that_is_larger_than_any_image_is_profiled_unless_prompts_have_none():
+def test_video_larger_than_an_image_is_profiled_unless_excluded():
     config = {
         "model_type": "gemma4",
         "vision_soft_tokens_per_image": 280,

@@ -99,14 +99,14 @@ def test_rotary_attention_took_more_until_it_was_rewritten(subtests):
             assert found.peak_bytes / GIB == pytest.approx(gib, rel=within)
 
 
-def test_rotary_attention_by_torch_s_own_operations_takes_twice_that():
+def test_plain_rotary_attention_needs_twice_as_much():
     """4.47 GiB were left for the peak and what is not torch's on an RTX 3090."""
     found = profile_encoder(read_vision_encoder(DOTS_OCR, {}, 1536), settings("0.12.0"), 2)
     assert found.tokens_per_item == 14400
     assert found.peak_bytes / GIB == pytest.approx(4.4, rel=0.03)
 
 
-def test_a_formatted_video_is_kept_as_large_as_it_is_counted_over():
+def test_formatted_video_keeps_the_size_it_is_counted_with():
     """3.91 GiB were left for the peak on four RTX 3090 with 0.11, 1.40 of them the sampler's, beside what is kept."""
     encoder = read_vision_encoder(QWEN3, {}, 2048)
     found = profile_encoder(encoder, settings("0.11.0", tensor_parallel_size=4), 2)
@@ -136,5 +136,5 @@ def test_published_starts_of_internvl_and_llama_vision_are_met():
     assert found.peak_bytes / GIB == pytest.approx(36.63, rel=0.15)
 
 
-def test_the_images_of_others_are_left_out_where_a_step_has_no_room_for_them():
+def test_images_of_others_wait_if_a_step_has_no_room():
     assert profile_encoder(read_vision_encoder(QWEN25, {}, 2048), settings("0.7.3"), 2) is None

@@ -75,7 +75,7 @@ def test_an_encoder_of_one_size_stays_as_it_is():
     )
 
 
-def test_arguments_that_are_no_object_are_refused_with_an_example(subtests):
+def test_non_object_arguments_are_refused_with_an_example(subtests):
     for given in ["", "{", "[1]", "12", '"max_pixels"']:
         with subtests.test(given=given):
             with pytest.raises(SettingError, match="mm_processor_kwargs") as refused:
@@ -83,7 +83,7 @@ def test_arguments_that_are_no_object_are_refused_with_an_example(subtests):
             assert "max_pixels" in refused.value.hint
 
 
-def test_a_length_may_be_as_short_as_the_largest_image_that_is_permitted():
+def test_length_may_be_as_short_as_the_largest_image():
     text = {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "num_hidden_layers": 36,

@@ -81,9 +81,7 @@ def test_the_drafts_of_a_step_are_those_that_the_engine_printed(incident):
     assert without.named.product.allocation.name != "draft_rows"
 
 
-def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(
-    subtests, tmp_path, incident
-):
+def test_matrix_of_unclear_shape_is_known_by_parameters(subtests, tmp_path, incident):
     """The latent attention's up-projection: heads x (124 + 128) rows of a latent of 500, in no width of the configuration."""
     for kind in ["cuda_oom", "host_oom"]:
         with subtests.test(kind=kind):
@@ -109,7 +107,7 @@ def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(
             assert failed_allocation(elsewhere) is None
 
 
-def test_a_row_of_block_numbers_has_the_blocks_of_the_longest_request(subtests, incident):
+def test_row_of_block_numbers_covers_the_longest_request(subtests, incident):
     for kind, user, blocks in [
         ("cuda_oom", {}, 2048),  # of 16 tokens, padded to 128
         ("cuda_oom", {"block_size": 32}, 1024),
@@ -141,7 +139,7 @@ def test_a_matrix_of_the_draft_model_is_told_from_the_target_s(incident, tmp_pat
     assert failed_allocation(incident(tried, kind="host_oom")) is None
 
 
-def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_step(incident):
+def test_whole_vocabulary_requests_do_not_depend_on_the_step(incident):
     """Every prompt token but the first, each with the whole vocabulary and its own: kept on the host until the request ends."""
     found = failed_allocation(
         incident(25_999 * 128_257 * 4, kind="host_oom", phase="prompt_logprobs")
@@ -151,9 +149,7 @@ def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_s
     assert not found.named.product.allocation.levers
 
 
-def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(
-    subtests, tmp_path, incident
-):
+def test_mlp_step_without_a_gate_is_not_of_twice_the_width(subtests, tmp_path, incident):
     for activation, name, together in [("gelu", "plain_mlp", 8), ("gelu_new", "mlp", 16)]:
         with subtests.test(activation=activation, name=name, together=together):
             bert = {

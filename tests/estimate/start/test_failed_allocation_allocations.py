@@ -71,14 +71,14 @@ def test_bytes_that_are_a_product_of_known_numbers_are_named(subtests):
             assert found.sure > 0.9
 
 
-def test_the_activations_of_a_step_that_was_not_full_are_named_where_the_engine_works():
+def test_partial_step_activations_are_named_while_working():
     found = named(7001 * 28672 * 2, phase="prefill")
     assert found is not None
     assert str(found.product) == "7001 tokens x 28672 double_mlp x 2 bytes"
     assert named(7001 * 28672 * 2, phase="profile_run") is None
 
 
-def test_the_sampler_s_rows_of_fewer_requests_than_may_run_are_named_where_it_works():
+def test_sampler_rows_of_fewer_requests_are_named_while_working():
     found = named(201 * 128256 * 8, phase="sampling_logits")
     assert found is not None
     assert found.product.allocation.name == "sampler_rows"
@@ -123,7 +123,7 @@ def test_a_rounded_size_that_many_products_have_is_not_named():
     assert named(20 * MIB, 0.005 * MIB) is None
 
 
-def test_two_rows_with_the_same_bytes_make_each_other_unsure_unless_the_phase_decides():
+def test_two_rows_of_equal_bytes_are_unsure_without_a_phase():
     tried = 256 * 128256 * 4  # as many rows of the sampler as prompt tokens
     assert named(tried).sure <= 0.5
     assert named(tried, phase="sampling_logits").product.allocation.name == "sampler_rows"
@@ -177,7 +177,7 @@ def test_set_blocks_are_told_by_a_layer_s_tensor_of_them():
     assert found.product.allocation.name == "kv_blocks"
 
 
-def test_a_sampler_s_warm_up_tells_the_allocation_where_its_bytes_are_rounded():
+def test_sampler_warm_up_shows_the_allocation_of_rounded_bytes():
     told = allocation_from_traceback(1.9 * GIB, NUMBERS, ("sampler_warmup_oom", "profile_run"))
     assert told is not None
     assert told.allocation.name == "sampler_rows"

@@ -11,6 +11,8 @@ from oomguard.estimate.start.kv_shortfall import with_exact_need
 from oomguard.remedy.policy import Policy
 
 PLAIN = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "num_hidden_layers": 2,
     "hidden_size": 64,
     "intermediate_size": 128,

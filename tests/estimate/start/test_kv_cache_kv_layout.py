@@ -90,7 +90,7 @@ def test_blocks_of_a_hybrid_model_grow_until_they_hold_a_state():
     }
 
 
-def test_ranks_that_share_a_request_s_tokens_hold_a_part_of_its_blocks_each():
+def test_ranks_sharing_tokens_hold_a_part_of_its_blocks():
     alone, shared = (
         lay_out([full(0)], KvSettings(16, 4000, 2048, context_ranks=ranks)) for ranks in (1, 4)
     )
@@ -166,7 +166,7 @@ def test_the_longest_request_fits_and_one_token_more_does_not(layers, pool, limi
     assert longest == limit or not layout.fits(pool, longest + 1)
 
 
-def test_what_an_encoder_read_is_kept_for_a_step_s_tokens_beside_the_request_s_own():
+def test_encoder_output_is_kept_next_to_the_requests_tokens():
     """The real vLLM 0.32 starts a Whisper of two layers with 261 blocks at a step of 32768: 256, the decoder's 4 and its own."""
     caches = [LayerCache(i, kind, token_bytes=512) for i in range(2) for kind in ("full", "cross")]
     layout = lay_out(caches, KvSettings(128, 448, 32768, encoded_tokens=32768))
@@ -174,7 +174,7 @@ def test_what_an_encoder_read_is_kept_for_a_step_s_tokens_beside_the_request_s_o
     assert layout.block_bytes() == 2 * 128 * 512
 
 
-def test_earlier_versions_log_the_tokens_of_a_block_in_each_group():
+def test_earlier_versions_log_tokens_per_block_and_group():
     groups = (
         LayerGroup("full", (0,), (4096,), 16),
         LayerGroup("sliding", (1, 2), (4096, 4096), 16, 512),

@@ -29,7 +29,7 @@ HYBRID = {
 }
 
 
-def test_a_request_keeps_one_mamba_state_more_from_the_version_that_exports_them(subtests):
+def test_request_has_one_more_mamba_state_in_exporting_versions(subtests):
     for version, states in [("0.31", 2), ("0.32", 3)]:
         with subtests.test(version=version, states=states):
             model = read_model(ModelFiles("a hybrid", "config.json", HYBRID, None))

@@ -84,7 +84,7 @@ def values(incident: Incident) -> dict[str, object]:
     return {patch.setting: patch.new for patch in incident.plan if patch.applicable}
 
 
-def test_a_byte_count_is_raised_to_whole_blocks_and_not_to_the_rounded_figure(too_small):
+def test_byte_count_is_rounded_up_to_whole_blocks(too_small):
     """Printed as 0.01 GiB, which may be 16 MB: 33 % to 300 % more than what starts."""
     found = planned(
         too_small(
@@ -100,7 +100,7 @@ def test_a_byte_count_is_raised_to_whole_blocks_and_not_to_the_rounded_figure(to
     assert "257 blocks" in raised.why_not or raised.why_not == "a byte count you set"
 
 
-def test_a_printed_need_that_the_layout_does_not_give_counts_and_is_told(too_small):
+def test_printed_need_beyond_the_layout_counts_and_is_reported(too_small):
     found = with_exact_need(
         too_small(
             kv_cache_needed_bytes=Fact("kv_cache_needed_bytes", GIB, slack=0.005 * GIB),
@@ -112,7 +112,7 @@ def test_a_printed_need_that_the_layout_does_not_give_counts_and_is_told(too_sma
     assert "1.00 GiB as printed; the printed number counts" in found.unknown[0]
 
 
-def test_a_printed_length_that_the_layout_does_not_give_counts_and_is_told(too_small):
+def test_printed_length_beyond_the_layout_counts_and_is_reported(too_small):
     found = with_exact_need(
         too_small(user={"kv_cache_memory_bytes": 1_000_000}, estimated_max_model_len_tokens=9999)
     )
@@ -120,14 +120,14 @@ def test_a_printed_length_that_the_layout_does_not_give_counts_and_is_told(too_s
     assert "9999 as printed; the printed number counts" in found.unknown[0]
 
 
-def test_without_a_printed_estimate_the_layout_tells_the_longest_request(too_small):
+def test_layout_gives_the_longest_request_without_an_estimate(too_small):
     """0.8.5 never prints it."""
     found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}), "reduces-capacity")
     blocks = 1_000_000 // (CPU_BLOCK_TOKENS * TOKEN_BYTES)
     assert values(found)["max_model_len"] == (blocks - 1) * CPU_BLOCK_TOKENS
 
 
-def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cut(too_small):
+def test_too_many_blocks_are_reduced_before_the_length(too_small):
     """Two requests' worth of memory, but one block of it is the engine's own."""
     incident = too_small(
         user={
@@ -153,9 +153,7 @@ def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cu
     assert found.plan[0].setting == "block_size"
 
 
-def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(
-    subtests, too_small
-):
+def test_blocks_shrink_to_nearly_the_longest_length(subtests, too_small):
     """As a log tells it: the length as it was asked for, or the model's own."""
     for asked in [
         {"max_model_len_tokens": -1},
@@ -199,7 +197,7 @@ def test_windows_shrink_with_the_step_before_the_length_is_cut(too_small):
     assert values(roomier)["max_num_batched_tokens"] == 512
 
 
-def test_a_step_is_not_made_smaller_than_the_rows_nor_where_prompts_are_not_chunked(too_small):
+def test_step_is_not_below_the_rows_or_unchunked_prompts(too_small):
     pool = 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES
     rows = too_small(
         WINDOWED, {"kv_cache_memory_bytes": pool}, max_num_batched_tokens=2048, max_num_seqs=1024
@@ -213,7 +211,7 @@ def test_a_step_is_not_made_smaller_than_the_rows_nor_where_prompts_are_not_chun
     assert "max_num_batched_tokens" not in values(planned(whole))
 
 
-def test_a_length_that_the_engine_is_to_fit_is_told_as_the_model_s_own(too_small):
+def test_length_that_the_engine_fits_is_the_models_own(too_small):
     incident = too_small(user={"kv_cache_memory_bytes": 1000}, max_model_len_tokens=-1)
     found = with_exact_need(replace(incident, kind="kv_cache_none_left"))
     assert found.number("max_model_len_tokens") == 32768
@@ -235,7 +233,7 @@ def test_a_step_has_room_for_the_rows_that_vllm_fills_in(too_small):
     )
 
 
-def test_a_smaller_step_is_no_remedy_where_every_layer_keeps_all_tokens(too_small):
+def test_smaller_step_does_not_help_if_layers_keep_all_tokens(too_small):
     found = planned(
         too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048)
     )
@@ -254,7 +252,7 @@ def test_a_number_of_blocks_is_raised_to_what_one_request_takes(too_small):
     assert values(found) == {"num_gpu_blocks_override": 257}
 
 
-def test_a_number_of_blocks_and_a_length_are_solved_together_where_the_memory_holds_fewer(
+def test_block_count_and_length_are_solved_together(
     too_small,
 ):
     incident = too_small(
@@ -267,9 +265,7 @@ def test_a_number_of_blocks_and_a_length_are_solved_together_where_the_memory_ho
     assert group == {"num_gpu_blocks_override": 100, "max_model_len": 99 * CPU_BLOCK_TOKENS}
 
 
-def test_a_model_in_the_hub_s_cache_is_read_without_asking_the_hub(
-    too_small, tmp_path, monkeypatch
-):
+def test_model_in_the_hub_cache_is_read_without_the_hub(too_small, tmp_path, monkeypatch):
     incident = too_small(user={"kv_cache_memory_bytes": 1_000_000})
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -299,7 +295,7 @@ MIXED = PLAIN | {
 }
 
 
-def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(too_small):
+def test_smaller_step_and_length_keep_more_than_length_alone(too_small):
     """Five layers of windows hold all tokens of a step of 8192: with 64 almost all of the pool is the full layer's."""
     incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=8192)
     alone = with_exact_need(incident).number("estimated_max_model_len_tokens")
@@ -316,13 +312,13 @@ def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(to
     )
 
 
-def test_a_step_is_left_alone_where_a_smaller_one_makes_the_length_little_longer(too_small):
+def test_step_stays_if_a_smaller_one_adds_little_length(too_small):
     incident = too_small(MIXED, {"kv_cache_memory_bytes": 4_000_000}, max_num_batched_tokens=512)
     found = planned(incident, "reduces-capacity")
     assert [patch.setting for patch in found.plan if patch.applicable] == ["max_model_len"]
 
 
-def test_what_keeps_more_together_is_also_what_is_shown_where_it_needs_permission(too_small):
+def test_larger_capacity_is_shown_first_even_with_permission(too_small):
     user = {"kv_cache_memory_bytes": 4_000_000, "max_model_len": 32768}
     incident = too_small(MIXED, user, max_num_batched_tokens=8192)
     found = planned(
@@ -363,7 +359,7 @@ WHISPER = {
 }
 
 
-def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_one_audio(too_small):
+def test_cross_attention_decoder_keeps_one_audio_per_step(too_small):
     """vLLM keeps a step's tokens of audio for each request; 59 blocks of 128 are left beside the decoder's own 4 and the engine's."""
     block = 2 * CPU_BLOCK_TOKENS * 2 * 128 * 2
     asked = {"max_num_batched_tokens": 32768, "max_num_seqs": 8, "max_model_len_tokens": 448}
@@ -377,9 +373,7 @@ def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_o
     assert "max_num_batched_tokens" not in values(tiny)
 
 
-def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vllm_fills_in_for_it(
-    subtests, too_small
-):
+def test_cross_attention_length_uses_vllms_default_step(subtests, too_small):
     for blocks, printed, longest in [
         (
             16,
@@ -399,7 +393,7 @@ def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vl
             assert lengths == ([] if longest is None else [longest])
 
 
-def test_where_the_layout_is_not_the_engine_s_nothing_is_solved_by_it(too_small):
+def test_foreign_layout_solves_nothing(too_small):
     """VLLM_PP_LAYER_PARTITION=1,5: the second stage has five of six layers, and the engine's own estimate is 9600 tokens."""
     config = PLAIN | {
         "num_hidden_layers": 6,
@@ -441,9 +435,7 @@ MAMBA2 = {
 }
 
 
-def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(
-    subtests, too_small, monkeypatch
-):
+def test_recurrent_model_shows_its_states_not_its_length(subtests, too_small, monkeypatch):
     def check(states, cause, changes):
         monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: False)
         state = 8 * 2 * (16 * 64 * 128 + 3 * (16 * 64 + 2 * 128))

@@ -36,14 +36,14 @@ def said(**changes):
     return found, "\n".join(found.assumptions)
 
 
-def test_a_plan_gives_both_starts_where_it_cannot_see_the_compile_cache():
+def test_plan_gives_both_starts_if_the_compile_cache_is_hidden():
     found, lines = said()
     assert found.compile_bytes > 0
     assert "a second one leaves" in lines
     assert "the next" not in lines
 
 
-def test_an_empty_compile_cache_makes_the_next_start_a_first_one_and_the_range_narrower():
+def test_empty_compile_cache_means_a_first_start():
     found, lines = said(version=Version("0.26"), compile_cache_entry=False)
     assert "the next start is a first one" in lines
     assert found.uncertainty_bytes < said(version=Version("0.26"))[0].uncertainty_bytes
@@ -53,7 +53,7 @@ def test_an_entry_may_make_the_next_start_a_second_one():
     assert "the next start may be such a second one" in said(compile_cache_entry=True)[1]
 
 
-def test_on_unified_memory_the_page_cache_counts_until_the_host_is_asked(subtests):
+def test_unified_memory_counts_page_cache_until_the_host_answers(subtests):
     for version, counted_there in [("0.11.0", True), ("0.11.2", False)]:
         with subtests.test(version=version, counted_there=counted_there):
             found, lines = said(version=Version(version), unified_memory=True)

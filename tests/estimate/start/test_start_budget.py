@@ -103,7 +103,7 @@ def test_the_sampler_cost_more_before_0_17():
 
 @settings(deadline=None)
 @given(st.floats(0.2, 0.99), st.floats(0.2, 0.99))
-def test_a_higher_utilization_leaves_more_by_its_share_of_the_device(one, other):
+def test_higher_utilization_adds_its_share_of_the_device(one, other):
     low, high = sorted((one, other))
     gained = (
         budget(gpu_memory_utilization=high).kv_cache_pool_bytes
@@ -136,7 +136,7 @@ def test_prompt_logprobs_are_made_prompt_by_prompt():
     assert windows.prompt_logprobs_bytes == 2048 * 128256 * (10 + 4)
 
 
-def test_the_cpu_backend_makes_prompt_logprobs_in_the_first_runner():
+def test_cpu_backend_makes_prompt_logprobs_in_the_first_runner():
     """Its wheel has no Triton, so 0.32 takes the first runner, which makes those of a whole step at once."""
     asked = budget(
         prompt_logprobs=True, device="cpu", version=Version("0.32"), max_num_batched_tokens=4096
@@ -144,7 +144,7 @@ def test_the_cpu_backend_makes_prompt_logprobs_in_the_first_runner():
     assert asked.prompt_logprobs_bytes == 4096 * 128256 * 10
 
 
-def test_the_defaults_follow_the_version_and_the_device_and_are_said(subtests):
+def test_defaults_follow_version_and_device_and_are_shown(subtests):
     for version, gib, seqs, tokens in [
         ("0.19", 24, 256, 2048),
         ("0.19", 80, 1024, 8192),
@@ -216,7 +216,7 @@ def test_what_fits_is_left_alone():
     assert (found.budget.fits, found.changed) == (True, ())
 
 
-def test_a_request_that_is_too_long_is_shortened_to_the_longest_with_a_margin():
+def test_request_too_long_is_cut_to_the_longest_with_a_margin():
     found = fit(MODEL, replace(H100, gpu_total_bytes=24 * GIB, gpu_memory_utilization=0.9))
     assert found.budget is not None
     ((name, before, after),) = found.changed
@@ -255,7 +255,7 @@ def test_a_pool_in_bytes_is_raised_to_what_one_request_needs():
     assert needed <= after < needed + MIB
 
 
-def test_a_pool_in_bytes_that_the_device_does_not_have_is_lowered_to_what_it_has():
+def test_pool_above_the_devices_memory_is_lowered_to_it():
     asked = replace(
         H100, kv_cache_memory_bytes=70 * GIB, max_model_len=32768, gpu_memory_utilization=0.9
     )
@@ -282,7 +282,7 @@ def test_a_pool_in_bytes_is_not_raised_into_what_is_uncertain():
     assert "kv_cache_memory_bytes" not in {name for name, _, _ in fit(MODEL, tight).changed}
 
 
-def test_beside_a_pool_in_bytes_the_utilization_is_lowered_to_what_is_free():
+def test_utilization_next_to_a_byte_pool_falls_to_free_memory():
     found = fit(
         MODEL,
         replace(
@@ -345,7 +345,7 @@ def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
     assert found.kv_cache_pool_bytes == alone.kv_cache_pool_bytes - found.draft_weights_bytes
 
 
-def test_the_model_s_own_further_layers_are_loaded_for_speculation_only():
+def test_further_model_layers_are_loaded_only_for_speculation():
     config = {**LLAMA, "num_nextn_predict_layers": 1}
     from oomguard.estimate.model.shape import read_shape
     from oomguard.estimate.model.weight_headers import Parameter
@@ -381,7 +381,7 @@ def test_an_a100_has_the_defaults_of_a_small_device():
     assert budget(gpu_name="NVIDIA A100-SXM4-80GB").settings.max_num_seqs == 256
 
 
-def test_key_value_heads_that_do_not_go_into_the_ranks_are_refused():
+def test_key_value_heads_indivisible_by_ranks_are_refused():
     odd = model_of(
         {**LLAMA, "num_attention_heads": 40, "num_key_value_heads": 10, "hidden_size": 5120}
     )
@@ -391,7 +391,7 @@ def test_key_value_heads_that_do_not_go_into_the_ranks_are_refused():
         budget_start(odd, replace(H100, tensor_parallel_size=4))
 
 
-def test_a_checkpoint_s_own_eight_bit_cache_holds_twice_the_tokens():
+def test_eight_bit_cache_of_a_checkpoint_holds_twice_the_tokens():
     config = {
         **LLAMA,
         "quantization_config": {
@@ -430,7 +430,7 @@ def test_the_cpu_backend_has_defaults_of_its_own():
     ) == (128, 2048, 128)
 
 
-def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
+def test_published_file_with_family_defaults_is_read():
     pytest.importorskip("transformers")
     sparse = {
         "model_type": "gemma3",
@@ -519,7 +519,7 @@ def test_a_spoiled_configuration_is_planned_or_refused_by_name(damage, family, r
         json.dumps(start_record(found), allow_nan=False)
 
 
-def test_the_gpu_that_would_do_is_the_smallest_also_where_all_of_it_was_asked_for():
+def test_smallest_sufficient_gpu_is_named_even_at_full_share():
     found = fit(
         MODEL,
         replace(H100, gpu_total_bytes=8 * GIB, gpu_memory_utilization=1.0, max_model_len=131072),
@@ -550,7 +550,7 @@ def test_a_window_holds_the_tokens_of_every_step_in_flight(subtests):
             assert found.max_concurrency == pytest.approx(found.kv_cache_blocks / blocks)
 
 
-def test_a_runner_that_profiles_the_plain_sampler_only_is_said_to_take_more_later():
+def test_runner_that_profiles_the_plain_sampler_needs_more_later():
     few = {"max_num_seqs": 1024, "max_num_batched_tokens": 1024, "enforce_eager": True}
     early, late = budget(version=Version("0.32"), **few), budget(version=Version("0.33"), **few)
     assert early.peak_activation_bytes < late.peak_activation_bytes
@@ -562,7 +562,7 @@ def test_a_runner_that_profiles_the_plain_sampler_only_is_said_to_take_more_late
     assert not any(line.startswith("sampler: ") for line in late.assumptions)
 
 
-def test_a_utilization_leaves_room_for_the_sampling_that_no_start_reserves():
+def test_utilization_leaves_room_for_unreserved_sampling():
     few = {
         "max_num_seqs": 1024,
         "max_num_batched_tokens": 1024,
@@ -595,7 +595,7 @@ def test_ranks_that_cannot_share_a_request_are_refused(subtests):
             budget_start(MODEL, replace(H100, **changes))
 
 
-def test_ranks_that_share_a_request_hold_as_many_times_its_tokens():
+def test_ranks_sharing_a_request_hold_multiples_of_its_tokens():
     one = budget_start(MODEL, replace(H100, tensor_parallel_size=16))
     two = budget_start(
         MODEL, replace(H100, tensor_parallel_size=16, decode_context_parallel_size=2)
@@ -605,14 +605,14 @@ def test_ranks_that_share_a_request_hold_as_many_times_its_tokens():
     assert two.kv_cache_tokens == pytest.approx(2 * one.kv_cache_tokens, rel=1e-3)
 
 
-def test_a_start_that_does_not_use_the_custom_all_reduce_has_its_buffers_left_where_versions_counted_them():
+def test_start_without_custom_all_reduce_counts_its_old_buffers():
     for version, saved in (("0.9.2", 16 * MIB), ("0.19.0", 0)):
         ranks = replace(H100, version=Version(version), tensor_parallel_size=2)
         off = budget_start(MODEL, replace(ranks, disable_custom_all_reduce=True))
         assert budget_start(MODEL, ranks).non_torch_bytes - off.non_torch_bytes == saved
 
 
-def test_communicators_between_stages_counted_until_the_device_was_looked_at_behind_them():
+def test_stage_communicators_count_until_the_device_was_read():
     sizes = [
         budget_start(
             MODEL, replace(H100, version=Version(version), pipeline_parallel_size=2)
@@ -622,7 +622,7 @@ def test_communicators_between_stages_counted_until_the_device_was_looked_at_beh
     assert sizes[0] > sizes[1] < sizes[2]
 
 
-def test_the_stage_that_decides_the_tokens_is_named_where_the_parts_are_another_s():
+def test_deciding_stage_is_named_if_parts_are_anothers():
     found = budget_start(MODEL, replace(H100, pipeline_parallel_size=2))
     last = found.stages[1]
 

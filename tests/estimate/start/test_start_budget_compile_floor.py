@@ -51,7 +51,7 @@ def test_what_compiles_no_lookup_has_no_floor(subtests):
             assert compile_floor_bytes(settings, read_shape(config)) == 0
 
 
-def test_a_first_start_has_less_for_its_cache_than_a_second_one_and_says_so():
+def test_first_start_has_less_cache_than_a_second_and_says_so():
     model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
     cold = budget_start(model, SETTINGS)
 
@@ -74,7 +74,7 @@ def test_a_peak_above_the_table_is_the_same_at_every_start():
     )
 
 
-def test_versions_that_split_large_blocks_may_count_the_freed_table_once_more(subtests):
+def test_splitting_versions_may_count_the_freed_table_again(subtests):
     for name, version, tables in [
         ("0.26", "0.26", 0),
         ("0.27", "0.27", 1),
@@ -88,7 +88,7 @@ def test_versions_that_split_large_blocks_may_count_the_freed_table_once_more(su
             assert pinned_bytes(replace(settings, enforce_eager=True), SHAPE) == 0
 
 
-def test_a_table_that_may_be_counted_twice_is_named_and_left_out_of_the_plan():
+def test_table_that_may_count_twice_is_left_out_of_the_plan():
     model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
     pinned, released = (
         budget_start(model, replace(SETTINGS, version=Version(v))) for v in ("0.30", "0.31")
@@ -103,7 +103,7 @@ def test_a_table_that_may_be_counted_twice_is_named_and_left_out_of_the_plan():
     assert not any("some first starts" in line for line in released.assumptions)
 
 
-def test_it_is_part_of_the_range_where_the_next_start_compiles_for_certain():
+def test_compile_memory_is_in_the_range_if_it_is_certain():
     model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
     pinned, released = (
         budget_start(model, replace(SETTINGS, version=Version(v), compile_cache_entry=False))

@@ -40,12 +40,12 @@ MODEL = read_model(
 )
 
 
-def test_a_share_of_the_device_is_kept_back_of_a_version_and_a_gpu_that_was_not_measured():
+def test_unmeasured_version_or_gpu_keeps_back_a_share():
     assert ("0.16", "L4") not in measured_groups()
     assert reserve_bytes(L4) == round(safety_reserve()["device_ratio"] * L4.gpu_total_bytes) > 0
 
 
-def test_nothing_is_kept_back_where_the_start_or_its_like_was_measured(subtests):
+def test_nothing_is_kept_back_if_a_like_start_was_measured(subtests):
     for told in [
         {"device": "cpu"},
         {"kv_cache_memory_bytes": GIB},

@@ -34,7 +34,7 @@ def test_a_dense_model_of_text_on_a_gpu_of_its_own_is_known_best(subtests):
             assert kind_of_start(read_shape(config), replace(SETTINGS, **changes)) == kind
 
 
-def test_a_range_is_wider_on_a_larger_device_and_with_a_part_that_is_less_sure():
+def test_range_is_wider_for_larger_devices_and_unsure_parts():
     shape = read_shape(DENSE)
     plain = widened_bytes(shape, SETTINGS, [1 << 28])
 

@@ -25,9 +25,7 @@ def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
             check(version, has_tiles, device, multiple)
 
 
-def test_a_recurrent_state_is_float32_where_the_processor_multiplies_bfloat16(
-    subtests, monkeypatch
-):
+def test_recurrent_state_is_float32_if_the_cpu_has_bfloat16(subtests, monkeypatch):
     def check(multiplies, device, asked, size):
         monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: multiplies)
         settings = VllmSettings(

@@ -44,7 +44,7 @@ def test_norms_embeddings_and_the_head_have_none():
     assert size(NORM, HEAD) == (0,)
 
 
-def test_around_the_layers_the_embedding_is_on_the_first_stage_and_the_head_on_the_last_whole_on_every_rank():
+def test_embedding_is_on_the_first_stage_and_head_on_the_last():
     around = {
         "slots": 3,
         "rank": 8,

@@ -48,7 +48,7 @@ def test_a_table_is_positions_by_dimensions(subtests):
             assert rotary_bytes(read_shape({**LLAMA, **changes})) == rows * columns * 2
 
 
-def test_layers_of_two_kinds_have_a_table_each_and_wide_heads_a_wide_one():
+def test_layers_of_two_kinds_have_a_table_each():
     gemma = {
         **LLAMA,
         "model_type": "gemma4_text",
@@ -58,7 +58,7 @@ def test_layers_of_two_kinds_have_a_table_each_and_wide_heads_a_wide_one():
     assert rotary_bytes(read_shape(gemma)) == 256 * (16 + 8) * 2
 
 
-def test_gemma_3_stretches_its_whole_length_once_more_and_has_a_plain_table_beside_that():
+def test_gemma_3_has_a_stretched_and_a_plain_rope_table():
     """8.58 GiB of a Gemma 3 4B: half a GiB are the stretched table."""
     linear = {"rope_type": "linear", "factor": 8.0}
     text = {**LLAMA, "model_type": "gemma3_text"}

@@ -149,7 +149,7 @@ def test_all_ranks_together_hold_at_least_the_model(ranks, stages):
     assert held.stages_bytes[first_of_fullest(held.stages_bytes)] >= 0.99 * held.fullest_bytes
 
 
-def test_layers_named_for_further_tokens_are_loaded_for_speculation_only():
+def test_multi_token_layers_are_loaded_only_for_speculation():
     extra = [Parameter("mtp.layers.0.mlp.up_proj.weight", (128, 64), 16384)]
     assert rank_weights(extra, SHAPE).fullest_bytes == rank_weights([], SHAPE).fullest_bytes
     assert (
@@ -173,7 +173,7 @@ def test_experts_in_one_tensor_are_spread_too():
     assert held.fullest_bytes - held.tables_bytes == 16384
 
 
-def test_a_large_tensor_keeps_the_rest_of_its_block_that_is_not_split_off(subtests):
+def test_large_tensor_keeps_the_unsplit_rest_of_its_block(subtests):
     for mib, unsplit_mib in [
         (259, 1),
         (129.5, 0.5),
@@ -202,7 +202,7 @@ def test_projections_of_one_input_are_one_tensor():
     )
 
 
-def test_a_published_start_loads_to_the_hundredth_of_a_gibibyte_what_its_log_says():
+def test_published_start_loads_what_its_log_says():
     config = {
         "model_type": "qwen2",
         "num_hidden_layers": 28,
@@ -258,7 +258,7 @@ def test_keys_that_stand_for_the_values_are_loaded_as_both():
     )
 
 
-def test_layers_that_share_keys_and_values_have_room_for_their_own_beside_their_queries():
+def test_layers_with_shared_keys_keep_room_for_their_own():
     config = {**LLAMA, "model_type": "gemma4_text", "num_kv_shared_layers": 1}
     shape, queries = read_shape(config), "model.layers.{}.self_attn.q_proj.weight"
     without, last = rank_weights([], shape).fullest_bytes, shape.layers - 1

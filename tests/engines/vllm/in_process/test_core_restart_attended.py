@@ -201,21 +201,21 @@ def test_deaths_in_a_row_are_not_seen_either():
     assert len(deaths) == 3
 
 
-def test_an_engine_that_is_not_made_again_raises_what_told_of_its_death():
+def test_engine_that_is_not_restarted_raises_its_death():
     engine, deaths = attended_engine(Core(1))
     with pytest.raises(EngineDeadError) as raised:
         run(engine, "a")
     assert raised.value is deaths[0]
 
 
-def test_a_core_that_died_while_nothing_was_asked_is_made_again_with_the_next_request():
+def test_core_that_died_idle_is_restarted_by_the_next_request():
     engine, deaths = attended_engine(Core(), Core())
     engine.engine_core.inner.resources.engine_dead = True
     assert run(engine, "a") == {"a": ([1, 2, 3], "length")}
     assert len(deaths) == 1
 
 
-def test_a_request_whose_socket_the_death_closed_is_sent_to_the_new_core():
+def test_request_on_a_socket_closed_by_the_death_is_resent():
     engine, deaths = attended_engine(Core(), Core())
     inner = engine.engine_core.inner
 
@@ -240,7 +240,7 @@ def test_an_error_of_sending_that_is_no_death_comes_out():
     assert deaths == []
 
 
-def test_a_request_that_no_core_survives_fails_alone_and_the_others_have_their_results():
+def test_request_that_kills_each_core_fails_alone():
     cores = [Core(dies_of="b") for _ in range(3)]
     engine, _ = attended_engine(*cores, Core(), alone=True, of_memory=True)
     assert run(engine, "a", "b", "c") == {
@@ -337,7 +337,7 @@ def test_after_a_shutdown_no_core_is_made_again():
     assert engine.engine_core.resources.engine_dead
 
 
-def test_an_engine_that_is_shut_down_while_its_core_is_made_again_leaves_none():
+def test_engine_shut_down_during_a_restart_leaves_no_core():
     engine = Engine(SyncMPClient(Core(0)))
     fresh = SyncMPClient(Core())
 
@@ -351,7 +351,7 @@ def test_an_engine_that_is_shut_down_while_its_core_is_made_again_leaves_none():
     assert fresh.resources.engine_dead
 
 
-def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(subtests):
+def test_core_whose_state_a_call_changed_is_not_restarted(subtests):
     for method, deaths in [("load_weights", 0), ("get_model_inspection", 1)]:
         with subtests.test(method=method, deaths=deaths):
             engine, told = attended_engine(Core(0))
@@ -361,7 +361,7 @@ def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(subtests):
             assert len(told) == deaths
 
 
-def test_ctrl_c_while_a_core_is_made_again_is_the_program_s_and_nothing_is_made_after_it():
+def test_ctrl_c_during_a_core_restart_makes_nothing_after_it():
     engine, asked = Engine(SyncMPClient(Core(0))), []
 
     def interrupted(error: Exception, client: Any) -> RestartedEngine:
@@ -384,7 +384,7 @@ def test_after_it_was_given_up_once_nothing_is_made_again():
     assert len(deaths) == 1
 
 
-def test_a_request_for_a_vector_that_no_core_survives_raises_and_leaves_no_request_without_an_answer():
+def test_embedding_request_that_kills_each_core_raises():
     engine, _ = attended_engine(*[Core(dies_of="b") for _ in range(4)], alone=True, of_memory=True)
     engine.engine_core.add_request(Request("b", sampling_params=None))
     with pytest.raises(EngineDeadError):
@@ -393,7 +393,7 @@ def test_a_request_for_a_vector_that_no_core_survives_raises_and_leaves_no_reque
         engine.engine_core.add_request(Request("c"))
 
 
-def test_of_vectors_all_but_the_one_that_no_core_survives_stand_in_the_exception():
+def test_exception_has_all_vectors_except_the_killing_one():
     engine, _ = attended_engine(
         Core(dies_of="b"), *[Core(dies_of="b") for _ in range(6)], alone=True, of_memory=True
     )
@@ -418,7 +418,7 @@ def test_vectors_are_kept_no_longer_than_until_all_are_done():
         assert engine.engine_core.unfinished.vectors() == []
 
 
-def test_of_vectors_that_are_awaited_one_by_one_only_the_one_that_no_core_survives_raises():
+def test_awaited_vectors_raise_only_for_the_killing_one():
     cores = [Core(dies_of="b") for _ in range(7)]
     engine, _ = attended_engine(*cores, kind=AsyncMPClient, alone=True, of_memory=True)
     told: dict[str, list[Any]] = {name: [] for name in "abc"}
@@ -448,7 +448,7 @@ def test_of_vectors_that_are_awaited_one_by_one_only_the_one_that_no_core_surviv
     assert told["a"] == told["c"] == []
 
 
-def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
+def test_front_end_knows_what_the_new_core_has_not_seen():
     engine, fresh = Engine(SyncMPClient(Core(0))), Engine(SyncMPClient(Core()))
     cleared = []
     for one, most in ((engine, 100), (fresh, 50)):
@@ -470,7 +470,7 @@ def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
     assert cleared == [1]
 
 
-def test_a_refused_rebuild_lets_later_requests_of_a_loop_fail_and_not_wait():
+def test_refused_restart_fails_later_requests_at_once():
     engine, _ = attended_engine(Core(0), kind=AsyncMPClient)
 
     async def both() -> None:
@@ -484,7 +484,7 @@ def test_a_refused_rebuild_lets_later_requests_of_a_loop_fail_and_not_wait():
     asyncio.run(both())
 
 
-def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_alone(subtests):
+def test_engine_with_an_inner_or_several_cores_is_left_alone(subtests):
     for name in ["InprocClient", "DPAsyncMPClient"]:
         with subtests.test(name=name):
             client = type(name, (SyncMPClient,), {})(Core())
@@ -495,7 +495,7 @@ def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_al
             assert not can_restart_core(Engine(ranked))
 
 
-def test_a_core_for_which_there_is_no_room_is_not_woken_and_a_part_of_it_always_is():
+def test_core_without_room_is_not_woken_but_a_part_always_is():
     engine = Engine(SyncMPClient(Core()))
     install_restarting_client(engine, lambda *_: None)
 

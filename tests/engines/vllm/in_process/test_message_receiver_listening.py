@@ -53,7 +53,7 @@ def child(code: str, listener: MessageReceiver, **env: str) -> subprocess.Comple
     )
 
 
-def test_an_error_that_another_process_logs_arrives_with_its_traceback_and_process(listener):
+def test_logged_error_of_another_process_has_its_traceback(listener):
     code = "try:\n  raise ValueError('no room')\nexcept ValueError:\n  logging.getLogger('vllm.core').exception('failed')"
     assert child(code, listener).returncode == 0
     listener.settle()
@@ -78,7 +78,7 @@ def test_records_of_other_loggers_and_details_are_not_told(listener):
     assert [row for row in listener.rows() if "text" in row] == []
 
 
-def test_a_forked_process_speaks_for_itself_although_logging_is_configured_anew(listener):
+def test_forked_process_logs_for_itself_after_reconfiguration(listener):
     code = """
 import os, logging.config
 pid = os.fork()
@@ -96,7 +96,7 @@ os.waitpid(pid, 0)
     assert set(listener.senders) == {fork["pid"], parent["pid"]}
 
 
-def test_a_factory_of_vllms_own_around_ours_does_not_tell_a_record_twice(listener):
+def test_nested_vllm_log_factory_reports_a_record_once(listener):
     code = """
 class Own:
     def __init__(self, factory): self._factory = factory
@@ -120,9 +120,7 @@ def test_the_name_of_each_shared_segment_that_is_made_is_told(listener):
     assert [row["segment"] for row in listener.rows() if "segment" in row] == [made]
 
 
-def test_the_name_of_a_semaphore_that_outlives_a_killed_process_is_told_and_its_file_removed(
-    listener, monkeypatch
-):
+def test_semaphore_name_of_a_killed_process_is_reported(listener, monkeypatch):
     monkeypatch.setattr(
         start, "_forget", lambda _name: None
     )  # the tracker of this process never knew it
@@ -140,7 +138,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not Path("/dev/shm", name).exists()
 
 
-def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_before_afterwards(
+def test_listening_process_reports_its_starting_threads_log(
     listener,
 ):
     factory, init = logging.getLogRecordFactory(), shared_memory.SharedMemory.__init__
@@ -173,7 +171,7 @@ def test_a_listener_that_is_not_there_does_not_touch_the_engine(subtests, tmp_pa
             assert (ran.stdout, ran.stderr) == ("on\n", "x\n")
 
 
-def test_a_listener_that_does_not_read_holds_an_engine_up_for_a_moment_at_most(tmp_path):
+def test_stuck_listener_delays_an_engine_only_briefly(tmp_path):
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(tmp_path / "s"))
         deaf.listen()
@@ -186,7 +184,7 @@ def test_a_listener_that_does_not_read_holds_an_engine_up_for_a_moment_at_most(t
         assert time.monotonic() - began_s < 20
 
 
-def test_a_process_that_goes_on_after_the_start_is_told_that_nobody_hears(listener):
+def test_process_that_outlives_the_start_is_informed(listener):
     code = """
 import sys
 logging.getLogger("vllm").error("heard")
@@ -239,9 +237,7 @@ def test_a_row_without_an_end_is_cut_off(listener):
     assert listener.rows() == []
 
 
-def test_where_no_folder_can_be_made_nobody_is_heard_and_it_says_why(
-    subtests, tmp_path, monkeypatch
-):
+def test_missing_folder_is_reported_and_no_listener_starts(subtests, tmp_path, monkeypatch):
     for where in ["missing", "file"]:
         with subtests.test(where=where), monkeypatch.context() as changed:
             (tmp_path / "file").write_text("")
@@ -268,9 +264,7 @@ def test_a_folder_with_a_long_name_is_listened_in(tmp_path, monkeypatch):
     assert list(long.iterdir()) == []
 
 
-def test_what_was_sent_before_the_end_is_heard_also_where_the_listening_thread_comes_late(
-    tmp_path, monkeypatch
-):
+def test_late_listener_still_hears_earlier_messages(tmp_path, monkeypatch):
     listener = MessageReceiver()
     late = threading.Event()
     take = MessageReceiver._take

@@ -21,7 +21,7 @@ HEAD = {
 NO_ROOM = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
 
 
-def test_each_line_of_a_record_has_its_process_and_the_exception_comes_last():
+def test_each_record_line_has_its_process_exception_last():
     rows = [
         {"pid": 7, "hello": 1},
         {**HEAD, "text": "failed\nto start", "traceback": "Traceback\n  File x\nE: y"},
@@ -44,7 +44,7 @@ def test_a_failure_is_found_with_the_process_that_told_it():
     assert incident.location.process == "EngineCore pid=7"
 
 
-def test_the_last_words_are_the_last_traceback_of_each_other_process():
+def test_last_words_are_the_last_traceback_of_each_process():
     rows = [
         {**HEAD, "text": "one", "traceback": "first"},
         {**HEAD, "text": "two", "traceback": "second"},
@@ -64,7 +64,7 @@ def test_segments_are_those_that_were_named():
     assert segments_of([{"segment": "psm_1"}, {"segment": 3}, {"text": "x"}]) == ["psm_1"]
 
 
-def test_the_requests_of_the_last_step_are_those_of_the_last_dump():
+def test_last_steps_requests_come_from_the_last_dump():
     def dump(told):
         return {
             **HEAD,

@@ -44,7 +44,7 @@ def run(path: Path, *before: str, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_what_vllm_logs_is_noted_with_its_traceback_and_read_as_a_log(tmp_path):
+def test_vllms_log_is_kept_with_tracebacks_and_read(tmp_path):
     run(tmp_path / "said.jsonl")
     texts = [line.text for line in logged_lines(tmp_path / "said.jsonl")]
     assert any("Initializing a V1 LLM engine" in text for text in texts)
@@ -83,7 +83,7 @@ def test_lines_of_a_file_that_are_none_are_left_out(tmp_path):
     assert logged_lines(tmp_path / "none.jsonl") == ()
 
 
-def test_what_a_wrapper_limits_the_engine_to_is_noted_and_nothing_where_nothing_does(tmp_path):
+def test_wrapper_limits_are_recorded_and_nothing_without_one(tmp_path):
     run(tmp_path / "free.jsonl")
     assert reported_limits(tmp_path / "free.jsonl") == {}
     run(

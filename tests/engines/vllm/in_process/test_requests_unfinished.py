@@ -119,7 +119,7 @@ def test_only_what_follows_from_the_tokens_goes_on(subtests):
             assert follows_from_tokens(Request("a", sampling_params=params)) is goes_on
 
 
-def test_what_depends_on_more_is_computed_once_more_and_delivered_once():
+def test_dependent_output_is_recomputed_and_delivered_once():
     unfinished = UnfinishedRequests()
     unfinished.add(Request("a", sampling_params=Params(temperature=1.0, seed=3)))
     told(unfinished, "a", 7)
@@ -153,7 +153,7 @@ def test_ending_earlier_when_computed_once_more_is_differing_too():
     assert unfinished.differing() == ["a"]
 
 
-def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more():
+def test_inexact_numbers_recompute_only_grammars():
     drawn, grammar = (
         Params(temperature=1.0, seed=3),
         Params(temperature=0.0, structured_outputs={"json": {}}),
@@ -166,7 +166,7 @@ def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more
     assert found == [True, False, True, True]
 
 
-def test_what_is_drawn_without_a_seed_within_a_grammar_is_lost_once_it_has_begun():
+def test_unseeded_grammar_output_is_lost_once_begun():
     unfinished = UnfinishedRequests()
     unfinished.add(
         Request("a", sampling_params=Params(temperature=1.0, structured_outputs={"json": {}}))
@@ -186,7 +186,7 @@ def test_finished_and_given_up_requests_are_not_sent_again():
     assert [request.request_id for request in unfinished.begin_again(alone=False)] == ["c"]
 
 
-def test_suspects_run_one_at_a_time_and_the_rest_and_what_is_new_after_them():
+def test_suspects_run_one_at_a_time_and_others_afterwards():
     unfinished = UnfinishedRequests()
     for name in "abcd":
         unfinished.add(Request(name))
@@ -215,7 +215,7 @@ def test_the_request_that_ran_alone_is_at_fault():
     assert unfinished.at_fault(2) == "a"
 
 
-def test_once_the_one_at_fault_is_found_the_others_run_together_again():
+def test_requests_run_together_once_the_culprit_is_known():
     unfinished = UnfinishedRequests()
     for number in range(9):
         unfinished.add(Request(str(number)))
@@ -227,7 +227,7 @@ def test_once_the_one_at_fault_is_found_the_others_run_together_again():
     assert len(unfinished.next()) == 7
 
 
-def test_one_that_was_in_the_last_step_of_two_deaths_runs_alone_whatever_else_went_on():
+def test_request_in_both_last_steps_runs_alone():
     unfinished = UnfinishedRequests()
     for name in "ab":
         unfinished.add(Request(name))
@@ -255,7 +255,7 @@ class Feature:
     data: Any
 
 
-def test_an_image_that_was_left_out_is_sent_with_the_request_or_the_request_is_lost():
+def test_omitted_image_is_resent_or_the_request_is_lost():
     unfinished = UnfinishedRequests()
     unfinished.add(Request("a", mm_features=[Feature("x", "pixels")]))
     unfinished.add(Request("b", mm_features=[Feature("x", None)]))
@@ -283,9 +283,7 @@ def test_a_session_whose_parts_came_one_after_the_other_is_lost():
     ),
     st.integers(1, 4),
 )
-def test_whatever_dies_when_each_token_is_delivered_once_and_in_order(
-    tokens, deaths, params, per_step
-):
+def test_each_token_is_delivered_once_and_in_order(tokens, deaths, params, per_step):
     """An engine that gives the same tokens for the same request, and dies after so many steps, any number of times."""
     unfinished, delivered = UnfinishedRequests(), []
     unfinished.add(Request("a", sampling_params=params))

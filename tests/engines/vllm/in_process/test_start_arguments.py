@@ -85,7 +85,7 @@ def test_a_value_that_does_not_fit_its_argument_is_refused():
         start(EngineArgs()).call({"enforce_eager": "no"})
 
 
-def test_what_differs_from_the_defaults_is_the_programs_choice_and_nothing_else_is_listed():
+def test_difference_from_defaults_is_the_programs_choice():
     settings = start(
         EngineArgs("./tiny", 32768, hf_token="secret", kv_cache_memory_bytes=5)
     ).settings_in_force()
@@ -104,7 +104,7 @@ def test_only_settings_that_the_arguments_have_are_carried():
     assert not made.carries("batch_size")
 
 
-def test_a_call_without_engine_arguments_is_made_as_it_is_and_carries_nothing():
+def test_call_without_engine_arguments_is_unchanged():
     made = StartArguments(lambda vllm_config: None, ({"max_model_len": 1},), {"log_stats": True})
     assert made.call({}) == (({"max_model_len": 1},), {"log_stats": True})
     assert not made.carries("max_model_len")
@@ -129,7 +129,7 @@ def test_the_version_is_the_loaded_vllms_without_its_local_part(monkeypatch):
     assert start(EngineArgs()).version is None
 
 
-def test_a_variable_that_sets_a_setting_over_its_argument_is_told(monkeypatch):
+def test_variable_that_overrides_an_argument_is_reported(monkeypatch):
     facts = {"on_cpu": Fact("on_cpu", True, "printed")}
     made = start(EngineArgs())
     assert made.beaten_by("kv_cache_memory_bytes", facts) is None

@@ -51,7 +51,7 @@ def test_what_this_process_and_a_child_print_arrives_and_is_kept(target):
     assert descriptors() == before
 
 
-def test_what_was_started_meanwhile_goes_on_printing_for_as_long_as_it_lives(target):
+def test_later_started_process_keeps_printing(target):
     descriptor, path = target
     capture = Capture(descriptor)
     capture.begin()

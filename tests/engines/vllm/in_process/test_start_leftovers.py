@@ -41,7 +41,7 @@ def test_another_process_that_got_its_number_is_left_alone():
         process.kill()
 
 
-def test_only_the_named_segments_are_removed_and_python_does_not_warn_of_them():
+def test_only_named_segments_are_removed_without_a_warning():
     code = """
 from multiprocessing.shared_memory import SharedMemory
 from oomguard.engines.vllm.in_process.start import remove_segments

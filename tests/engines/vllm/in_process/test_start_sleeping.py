@@ -37,7 +37,7 @@ def test_what_a_worker_gave_up_is_what_it_said_last():
     assert freed_bytes(rows) == {WORKER: pytest.approx(2 * GIB, abs=GIB // 100)}
 
 
-def test_too_little_free_is_told_with_both_numbers_and_who_holds_it(monkeypatch):
+def test_too_little_free_memory_has_both_numbers_and_holders(monkeypatch):
     on(monkeypatch, device(3.2, {WORKER: GIB, OTHER: 9 * GIB, 78: None}))
     with pytest.raises(WakeUpError) as raised:
         check_room([SLEPT])

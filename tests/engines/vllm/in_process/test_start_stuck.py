@@ -68,7 +68,7 @@ def core(listener: MessageReceiver, say: str) -> Iterator[subprocess.Popen[str]]
                 os.kill(worker, 9)
 
 
-def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_worker_is_killed(
+def test_failed_core_ends_once_its_worker_is_killed(
     listener,
 ):
     with (
@@ -98,7 +98,7 @@ def test_what_nobody_waits_for_any_more_is_killed(listener):
     assert watched.ended_because == "stopped the start, because its caller no longer waits for it"
 
 
-def test_a_core_that_has_not_spoken_is_killed_too_and_no_other_child(listener):
+def test_silent_core_is_killed_too_and_no_other_child(listener):
     with StartupWatchdog(listener, 0.2).running():
         children = [
             Process(target=time.sleep, args=(60,), name=name)
@@ -139,7 +139,7 @@ def test_a_core_that_did_not_fail_is_left_alone(listener):
         assert process.poll() is None
 
 
-def test_another_process_that_got_the_number_of_one_that_spoke_is_left_alone(listener):
+def test_process_that_reuses_a_pid_is_left_alone(listener):
     with core(listener, f"error({CORE_FAILED!r})") as process:
         listener.settle()
         listener.senders = {pid: (ticks or 0) - 1 for pid, ticks in listener.senders.items()}
