@@ -510,6 +510,12 @@ def _specs() -> dict[str, FactSpec]:
         ("host_holder", "str", "process with the most host memory in the text's list"),
         ("host_holder_bytes", "int", "host memory of that process"),
         ("host_scope", "str", "what was full: the limit of a container or job, or the node"),
+        ("host_pod", "str", "Kubernetes pod whose container was killed"),
+        ("host_namespace", "str", "namespace of that pod"),
+        ("host_container", "str", "name of that container in its pod"),
+        ("host_workload", "str", "kind and name of what started that pod, by the pod's name"),
+        ("host_next_limit", "str", "GiB, without a unit, of the memory limit to try next"),
+        ("host_swap_bytes", "int", "host memory that vLLM's swap_space reserves for each GPU"),
         ("host_manager", "str", "who enforces or reports it: slurm, kubernetes, docker or ray"),
         (
             "host_phase",

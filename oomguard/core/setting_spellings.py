@@ -89,10 +89,12 @@ class Surface:
 
         None as the version returns the newest spelling.
         """
-        other = next((one for one in self.others if _matches(one.versions or "", version)), None)
+        other = next(
+            (one for one in self.others if is_version_in(one.versions or "", version)), None
+        )
         if other is not None or self.versions is None or version is None:
             return other or self
-        if _matches(self.versions, version):
+        if is_version_in(self.versions, version):
             return self
         return Surface()
 
@@ -290,14 +292,15 @@ def default_value(
     for row in rows:
         if "device_size" in row and row["device_size"] != device_size:
             continue
-        if "versions" in row and not _matches(row["versions"], version):
+        if "versions" in row and not is_version_in(row["versions"], version):
             continue
         value: FactValue = row["value"]
         return value
     return None
 
 
-def _matches(versions: str, version: str | None) -> bool:
+def is_version_in(versions: str, version: str | None) -> bool:
+    """Return whether a version is known and in a range such as ``>=0.8,<0.20`` (PEP 440)."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
@@ -319,7 +322,7 @@ def device_size(engine: str, total_bytes: int, name: str | None, version: str | 
         version: the engine's version; None for the newest.
     """
     known = _tables()[engine]["device_size"]
-    by_name = version is None or _matches(known["small_versions"], version)
+    by_name = version is None or is_version_in(known["small_versions"], version)
     if by_name and name is not None and any(word in name.lower() for word in known["small_names"]):
         return "small"
     if total_bytes >= known["huge_bytes"]:

@@ -8,12 +8,13 @@ always leaves less for the KV cache.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.core.facts import Fact, format_gib, format_rounded, number_of
+from oomguard.core.facts import GIB, Fact, format_gib, format_rounded, number_of
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
 from oomguard.scan.effective_settings import with_requested_share
@@ -399,6 +400,7 @@ def derive(incident: Incident) -> Incident:
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is in use yet
     if incident.kind == "host_oom":
         incident = _with_host_phase(incident, facts)
+        _add_next_limit(facts)
     incident = _of_ggml(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
@@ -450,6 +452,29 @@ def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
     if incident.phase == "load_weights":
         facts.setdefault("host_phase", Fact("host_phase", "load_weights", "solved"))
     return incident
+
+
+# The names of pods: those of a deployment end with a hash and five characters, those of a stateful
+# set with a number.
+_OF_DEPLOYMENT: Final = re.compile(r"(.+)-[a-z0-9]{8,10}-[a-z0-9]{5}")
+_OF_STATEFUL_SET: Final = re.compile(r"(.+)-\d{1,4}")
+_NEXT_LIMIT_RATIO: Final = 1.5
+
+
+def _add_next_limit(facts: dict[str, Fact]) -> None:
+    """Add the memory limit to try next, in whole GiB, and the workload of the killed pod."""
+    limit = number_of(facts, "host_limit_bytes")
+    if limit:
+        wanted = max(_NEXT_LIMIT_RATIO * limit, limit + (number_of(facts, "tried_bytes") or 0))
+        facts["host_next_limit"] = Fact("host_next_limit", str(math.ceil(wanted / GIB)), "solved")
+    pod = facts.get("host_pod")
+    if pod is None:
+        return
+    for kind, pattern in (("deployment", _OF_DEPLOYMENT), ("statefulset", _OF_STATEFUL_SET)):
+        found = pattern.fullmatch(str(pod.value))
+        if found is not None:
+            facts["host_workload"] = Fact("host_workload", f"{kind}/{found.group(1)}", "solved")
+            return
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from oomguard.core.facts import Fact, FactValue, format_gib
-from oomguard.core.incident import Action, Effect, Incident, Patch
+from oomguard.core.incident import Action, Alternative, Effect, Incident, Patch
 from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, engines, is_foreign, surface
 from oomguard.core.settings import SETTINGS, value_in_force
 from oomguard.core.text import first_known
@@ -53,9 +53,24 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
         if patch.new is None
         or not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident)
     )
-    return replace(
-        incident, actions=(*actions, *(one for one in more if one is not None)), plan=tuple(plan)
+    alternatives = (
+        other for other in incident.alternatives if not _is_no_help(other, incident, table)
     )
+    return replace(
+        incident,
+        actions=(*actions, *(one for one in more if one is not None)),
+        plan=tuple(plan),
+        alternatives=tuple(alternatives),
+    )
+
+
+def _is_no_help(other: Alternative, incident: Incident, table: ActionTable) -> bool:
+    """Return whether the table rules an alternative out; without a value it has no direction."""
+    if other.new is None:
+        direction = _usual_direction(other.setting)
+    else:
+        direction = None
+    return table.is_harmful(other.setting, direction, incident)
 
 
 def _open_patches(incident: Incident) -> dict[str, Patch]:

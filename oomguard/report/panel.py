@@ -51,7 +51,7 @@ _MARGIN: Final = "  "
 _WHY_CHARS: Final = 260
 _SHORT_WHY_CHARS: Final = 120
 _LEFT_COLUMNS: Final = 56
-_COMMAND_COLUMNS: Final = 46
+_COMMAND_COLUMNS: Final = 48
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 # A sentence that continues the one before it.
 _CONTINUES: Final = re.compile(r"(?:Most of )?(?:that|this|it|those|these|they)\b", re.IGNORECASE)
@@ -294,7 +294,9 @@ def _other_options(incident: Incident, options: PanelOptions, room: int | None) 
     rows = [_option(action) for action in incident.actions[1:]]
     named = {action.id for action in incident.actions}
     for other in incident.alternatives:
-        if other.setting not in named:
+        # a setting without a value or a direction is no option that a reader can choose
+        is_bare = other.new is None and not options.full
+        if other.setting not in named and not is_bare:
             paste = pastes(other)
             left = paste[0] if paste else instead(other)
             rows.append((left, other.why_not if options.full else "", tradeoff(other)))

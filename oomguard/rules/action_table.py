@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple
 from oomguard.core.facts import REGISTRY
 from oomguard.core.incident import CAUSES, PHASES, Incident
 from oomguard.core.kinds import KINDS
+from oomguard.core.setting_spellings import is_version_in
 from oomguard.core.settings import SETTINGS
 from oomguard.rules.expressions import Expression, suggestion, trusted_expression
 from oomguard.rules.schema import Table
+from oomguard.rules.signature import check_versions
 
 DIRECTIONS: Final = ("up", "down", "on", "off")
 # These actions are not settings: a person must do them outside of the failed program.
@@ -40,7 +42,8 @@ OUTSIDE: Final = (
 class Where(NamedTuple):
     """Select the failures of a row; an empty field fits every failure.
 
-    No fact of ``unknown`` may be known.
+    No fact of ``unknown`` may be known, and the likeliest cause is none of ``except_causes``.
+    ``versions`` is a range of the engine's versions; an unknown version is in none.
     """
 
     kinds: frozenset[str]
@@ -49,6 +52,8 @@ class Where(NamedTuple):
     phases: frozenset[str]
     when: tuple[Expression, ...]
     unknown: tuple[str, ...]
+    except_causes: frozenset[str]
+    versions: str
 
     def fits(self, incident: Incident) -> bool:
         """Return whether the row applies to this failure.
@@ -66,6 +71,10 @@ class Where(NamedTuple):
             (self.phases, incident.phase),
         )
         if any(wanted and value not in wanted for wanted, value in found):
+            return False
+        if cause in self.except_causes:
+            return False
+        if self.versions and not is_version_in(self.versions, incident.framework_version):
             return False
         if any(name in incident.facts for name in self.unknown):
             return False
@@ -172,8 +181,12 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
 
 
 def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: bool) -> Where:
-    for key, known in (("kinds", KINDS), ("causes", CAUSES), ("phases", PHASES)) if checked else ():
-        row.choices(key, known, key.removesuffix("s"))
+    if checked:
+        row.choices("kinds", KINDS, "kind")
+        row.choices("causes", CAUSES, "cause")
+        row.choices("except_causes", CAUSES, "cause")
+        row.choices("phases", PHASES, "phase")
+        check_versions(row.get("versions", ""), row)
     return Where(
         kinds=frozenset(row.get("kinds", ())),
         causes=frozenset(row.get("causes", ())),
@@ -183,6 +196,8 @@ def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: 
         unknown=tuple(row.choices("unknown", REGISTRY, "fact"))
         if checked
         else tuple(row.get("unknown", ())),
+        except_causes=frozenset(row.get("except_causes", ())),
+        versions=row.get("versions", ""),
     )
 
 

@@ -28,8 +28,9 @@ class Key(NamedTuple):
 
 # Selects the failures of a row in the table of actions.
 _WHERE: Final = {
-    name: Key(list) for name in ("kinds", "causes", "frameworks", "phases", "when", "unknown")
-}
+    name: Key(list)
+    for name in ("kinds", "causes", "except_causes", "frameworks", "phases", "when", "unknown")
+} | {"versions": Key(str)}
 
 KEYS: Final[dict[str, dict[str, Key]]] = {
     "signature": {

@@ -166,7 +166,7 @@ def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Word
             raise row.error(f"{name} is {REGISTRY[name].type}, not {value!r}", name)
     versions = row.get("versions")
     if versions is not None and make is not LazyPattern:
-        _check_versions(versions, row)
+        check_versions(versions, row)
     shared = {
         "pattern": pattern,
         "source": row.get("source"),
@@ -200,7 +200,8 @@ def _anchors(row: Table) -> list[str]:
     return list(anchors)
 
 
-def _check_versions(versions: str, row: Table) -> None:
+def check_versions(versions: str, row: Table) -> None:
+    """Raise RuleError if ``versions`` is no range of versions (PEP 440)."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:

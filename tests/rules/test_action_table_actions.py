@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from oomguard.core.facts import GIB, Fact
-from oomguard.core.incident import CAUSES, PHASES, Cause, Effect, Incident, Patch
+from oomguard.core.incident import CAUSES, PHASES, Alternative, Cause, Effect, Incident, Patch
 from oomguard.core.kinds import KINDS, NOT_OOM_KINDS
 from oomguard.core.setting_spellings import engines
 from oomguard.core.text import PLACEHOLDER
@@ -87,6 +87,51 @@ def test_allocator_option_is_not_offered_for_absent_memory():
         assert ("allocator_options" in {patch.setting for patch in found.plan}) is offered
 
 
+def test_the_allocator_option_follows_the_guard_if_little_is_in_pieces():
+    planned = Patch(
+        "allocator_options", None, "expandable_segments:True", Effect.OUTPUT_PRESERVING, "pieces"
+    )
+    for ratio, first in ((0.08, "wrap_in_guard"), (0.3, "allocator_options")):
+        incident = of("cuda_oom", "fragmentation", "torch", unused_ratio=ratio, unused_bytes=GIB)
+        found = with_actions(
+            Incident(**{**_fields(incident), "plan": (planned,)}), default_rules().actions
+        )
+
+        names = [action.id for action in found.actions]
+        assert names[0] == first
+        assert {"wrap_in_guard", "allocator_options"} <= set(names)
+
+
+def test_more_ranks_are_no_help_if_a_device_lacks_its_share():
+    ranks = Alternative("tensor_parallel_size", 2, "needs less on each device")
+    length = Alternative("max_model_len", 2048, "fits")
+    for kind, offered in (
+        ("startup_free_memory_below_utilization", False),
+        ("kv_cache_too_small_for_max_len", True),
+    ):
+        incident = Incident(
+            **{**_fields(of(kind, "unknown", "vllm")), "alternatives": (ranks, length)}
+        )
+        found = with_actions(incident, default_rules().actions)
+        assert (ranks in found.alternatives) is offered
+        assert length in found.alternatives
+
+
+def test_the_limit_of_images_is_spelled_by_version():
+    spelled = {
+        "0.7.2": "image=1,video=0",
+        "0.8.5": """'{"image": 1, "video": 0}'""",
+        "0.21.0": """'{"image": 1, "video": 0}'""",
+        None: """'{"image": 1, "video": 0}' # before vLLM 0.8.5: image=1,video=0""",
+    }
+    for version, value in spelled.items():
+        incident = of("cuda_oom", "multimodal_profile", "vllm", "profile_run")
+        versioned = Incident(**{**_fields(incident), "framework_version": version})
+        found = with_actions(versioned, default_rules().actions)
+        command = next(a.command for a in found.actions if a.id == "limit_mm_per_prompt")
+        assert command == f"--limit-mm-per-prompt {value}"
+
+
 def _fields(incident: Incident) -> dict:
     return {name: getattr(incident, name) for name in Incident.__dataclass_fields__}
 
@@ -151,3 +196,15 @@ def test_a_setting_that_another_one_overrules_is_not_offered():
         )
 
         assert ("gpu_memory_utilization up" in actions(incident)) is offered
+
+
+def test_python_commands_name_their_imports():
+    commands = [text for row in default_rules().actions.wordings for text in row.commands]
+    guarded = [text for text in commands if "oomguard.guard" in text]
+    quantized = [text for text in commands if "BitsAndBytesConfig(" in text]
+    assert guarded
+    assert quantized
+    assert [text for text in guarded if "import oomguard" not in text] == []
+    for text in quantized:
+        assert "import BitsAndBytesConfig" in text
+        assert "pip install bitsandbytes" in text

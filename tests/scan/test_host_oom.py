@@ -166,6 +166,7 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
             {
                 "host_scope": "limit",
                 "host_limit_bytes": 48.0,
+                "host_next_limit": "72",
                 "host_holder": "data-prep",
                 "host_holder_bytes": 36.0,
                 "host_victim": "python3",
@@ -187,22 +188,45 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
         (
             DESCRIBE,
             "OG408",
-            {"host_scope": "limit", "host_limit_bytes": 24.0, "host_manager": "kubernetes"},
+            {
+                "host_scope": "limit",
+                "host_limit_bytes": 24.0,
+                "host_requested_bytes": 8.0,
+                "host_manager": "kubernetes",
+                "host_next_limit": "36",
+            },
         ),
         (
             POD_YAML,
             "OG408",
-            {"host_scope": "limit", "host_limit_bytes": 40.0, "host_manager": "kubernetes"},
+            {
+                "host_scope": "limit",
+                "host_limit_bytes": 40.0,
+                "host_requested_bytes": 16.0,
+                "host_manager": "kubernetes",
+                "host_next_limit": "60",
+            },
         ),
         (
             POD_JSON,
             "OG408",
-            {"host_scope": "limit", "host_limit_bytes": 20.0, "host_manager": "kubernetes"},
+            {
+                "host_scope": "limit",
+                "host_limit_bytes": 20.0,
+                "host_requested_bytes": 4.0,
+                "host_manager": "kubernetes",
+                "host_next_limit": "30",
+            },
         ),
         (
             INSPECT,
             "OG408",
-            {"host_scope": "limit", "host_limit_bytes": 12.0, "host_manager": "docker"},
+            {
+                "host_scope": "limit",
+                "host_limit_bytes": 12.0,
+                "host_manager": "docker",
+                "host_next_limit": "18",
+            },
         ),
         (
             RAY,
@@ -312,3 +336,52 @@ def test_a_process_of_a_later_kernel_has_its_columns():
 
     assert _facts(_only(log))["host_holder"] == "python train eval"
     assert _facts(_only(log))["host_holder_bytes"] == 100.0
+
+
+DESCRIBED_POD = """Name:             {pod}
+Namespace:        assistants
+Containers:
+  proxy:
+    Image:         registry/proxy:3
+    State:          Running
+    Ready:          True
+    Restart Count:  0
+    Environment:    <none>
+    Mounts:         <none>
+  engine:
+    Image:         registry/engine:7
+    Args:
+      --swap-space=6
+    Last State:     Terminated
+      Reason:       OOMKilled
+      Exit Code:    137
+    Limits:
+      memory:          21Gi
+    Requests:
+      memory:          8Gi
+"""
+
+
+def first_actions(log: str) -> list[tuple[str, str | None]]:
+    incident = diagnose(log).first_cause
+    return [(action.title, action.command) for action in incident.actions]
+
+
+def test_a_killed_pod_gets_its_names_and_a_larger_limit():
+    workloads = {
+        "chat-5c9d7b46f8-q7m2z": "deployment/chat",
+        "chat-shard-12": "statefulset/chat-shard",
+    }
+    for pod, workload in workloads.items():
+        (title, command), (less, _) = first_actions(DESCRIBED_POD.format(pod=pod))[:2]
+        assert title == "Raise the container's memory limit above 21.00 GiB: try 32 GiB"
+        expected = f"kubectl -n assistants set resources {workload} -c engine"
+        assert command == f"{expected} --limits=memory=32Gi"
+        assert less == "Lower vLLM's --swap-space, now 6.00 GiB for each GPU"
+
+
+def test_a_placeholder_of_a_killed_pod_is_explained():
+    limit_only = DESCRIBED_POD.partition("  engine:")[2]
+    _, command = first_actions(limit_only)[0]
+    expected = "kubectl set resources deployment/NAME --limits=memory=32Gi"
+    assert command == f"{expected} # the log does not show NAME"
