@@ -118,6 +118,7 @@ def report_failure(
     on_failure: Callable[[Diagnosis, dict[str, str]], None],
     *,
     was_refused: bool,
+    wanted: Sequence[Patch] = (),
 ) -> tuple[bool, Mapping[str, str]]:
     """Report the last attempt's failure.
 
@@ -130,6 +131,7 @@ def report_failure(
         folder: the folder of this run, where the engine reports applied changes.
         on_failure: shows the diagnosis with its commands.
         was_refused: whether a request was refused because of our own change.
+        wanted: the changes of the next attempt, which the panel names first.
 
     Returns:
         Whether the attempt's changes took effect, and the commands to paste by setting.
@@ -156,9 +158,34 @@ def report_failure(
     else:
         reached = {}
     commands = commands_to_paste(first, launcher, reached, incident, insight.started(launch))
-    on_failure(diagnosis, commands)
+    on_failure(_with_next_first(diagnosis, incident, wanted), commands)
     log_setting_locations(first.argv, incident)
     return took_effect, commands
+
+
+def _without_value(incident: Incident) -> dict[str, str]:
+    """Return the first permitted change without a value, and what its value depends on."""
+    for patch in incident.plan:
+        if patch.new is None and patch.blocked_by is None and patch.reason:
+            return {"no_value_for": patch.setting, "because": patch.reason}
+    return {}
+
+
+def _with_next_first(
+    diagnosis: Diagnosis, incident: Incident, wanted: Sequence[Patch]
+) -> Diagnosis:
+    """Return the diagnosis as the panel shows it: what oomguard does now comes first.
+
+    An expert may prefer another action, but the user did not permit it.
+    """
+    names = {patch.setting for patch in wanted}
+    first = [action for action in incident.actions if action.id in names]
+    rest = [action for action in incident.actions if action.id not in names]
+    shown = replace(incident, actions=(*first, *rest))
+    return replace(
+        diagnosis,
+        incidents=tuple(shown if one is incident else one for one in diagnosis.incidents),
+    )
 
 
 @dataclass(slots=True)
@@ -442,8 +469,11 @@ class AttemptLoop:
                 self._ledger,
                 folder,
             )
+            wanted: tuple[Patch, ...] = ()
+            if agreed is None and self._ledger.leaves_another():
+                wanted = self._ledger.wanted(incident, self._carries)
             took_effect, commands = report_failure(
-                *context, self.on_failure, was_refused=bool(self._refused)
+                *context, self.on_failure, was_refused=bool(self._refused), wanted=wanted
             )
         if agreed is not None:
             self._follow(agreed, incident, started)
@@ -456,7 +486,9 @@ class AttemptLoop:
         if not took_effect:
             self._ledger.stop()
         elif not wanted:
-            log.info("Not retried: oomguard has no permitted change left")
+            log.info(
+                "Not retried: oomguard has no permitted change left", **_without_value(incident)
+            )
         elif self.dry_run:
             would_change = ", ".join(f"{p.setting} {p.change}" for p in wanted)
             log.info("Dry run: the command does not run again", would_change=would_change)
