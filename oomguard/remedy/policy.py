@@ -23,7 +23,7 @@ HARD_LIMIT: Final = "a byte count you set"
 
 # Beginnings of reasons that no permission can lift.
 _NEVER: Final = ("pinned", "below ")
-YOU_SET_IT: Final = "you set it: --allow {} permits it"
+YOU_SET_IT: Final = "you set it; --allow {} permits it"
 _FORBIDS: Final = "--allow {} does not permit {}"
 _FORBIDDEN: Final = re.compile(re.escape(_FORBIDS).replace(r"\{\}", "[a-z-]+"))
 

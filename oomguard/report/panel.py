@@ -186,7 +186,7 @@ def _do_this(incident: Incident, options: PanelOptions) -> list[Text]:
         cost = _first_sentence(action.cost)
         lines += _hung(f"Cost: {cost[0].lower()}{cost[1:]}", options, first=_MARGIN)
     if options.is_run and action.blocked_by:
-        lines += _hung(f"oomguard did not do it: {action.blocked_by}", options, first=_MARGIN)
+        lines += _hung(f"Not done: {action.blocked_by}", options, first=_MARGIN)
     return lines
 
 

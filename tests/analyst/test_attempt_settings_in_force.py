@@ -75,7 +75,7 @@ def test_a_change_that_no_engine_took_ends_the_run(tmp_path):
 def test_what_an_engine_does_not_print_the_plugin_tells():
     ran = run("--mode", "silent", options=("--dry-run",))
     assert "Lower max_model_len from 32768 to 1792" in ran.stderr
-    assert "you set it: --allow reduces-capacity permits it" in ran.stderr
+    assert "you set it; --allow reduces-capacity permits it" in ran.stderr
 
 
 def incident(kind="kv_cache_too_small_for_max_len", phase="kv_cache_init", **facts):

@@ -223,7 +223,7 @@ def test_device_named_by_the_program_stays_without_permission(checkpoint, told):
     told("alive after a load that was given up", f"{torch.cuda.memory_allocated() // MIB} MiB")
     # The limit of these tests is a cap on the process, which is the first cause; on a full device the weights are.
     assert "1.03 GiB of weights" in "\n".join(raised.value.__notes__)
-    assert "you set it: --allow reduces-capacity permits it" in "\n".join(raised.value.__notes__)
+    assert "you set it; --allow reduces-capacity permits it" in "\n".join(raised.value.__notes__)
 
 
 @NEEDS_ACCELERATE

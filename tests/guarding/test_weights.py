@@ -114,7 +114,7 @@ def test_a_device_that_the_program_names_needs_permission(plain):
     notes = "\n".join(raised.value.__notes__)
     assert "weights_do_not_fit" in notes
     assert ': device_map="sequential", max_memory={0: ' in notes
-    assert "you set it: --allow reduces-capacity permits it" in notes
+    assert "you set it; --allow reduces-capacity permits it" in notes
     assert not changes(g)
 
     with limit_memory(int(0.7 * size)), oomguard.guard(allow="reduces-capacity") as g:

@@ -55,7 +55,7 @@ def test_reduced_capacity_is_permitted_on_untouched_settings():
 def test_reduced_capacity_is_blocked_on_what_the_user_set():
     assert (
         blocks(Policy(), DOWN, set_by_user=True)
-        == "you set it: --allow reduces-capacity permits it"
+        == "you set it; --allow reduces-capacity permits it"
     )
 
 
@@ -192,7 +192,7 @@ def test_of_two_needs_the_larger_one_counts():
 def test_pinned_or_floored_change_is_out_of_question():
     blocked = {
         why: replace(patch(*DOWN), blocked_by=why)
-        for why in ("pinned", "below your floor of 9", "you set it: --allow x", None)
+        for why in ("pinned", "below your floor of 9", "you set it; --allow x", None)
     }
     assert [is_out_of_question(one) for one in blocked.values()] == [True, True, False, False]
 

@@ -205,7 +205,7 @@ def test_a_patch_shows_its_change_its_cost_and_what_to_paste():
 def test_only_a_run_says_why_it_did_not_change_a_setting():
     blocked = with_plan(blocked_by="you set it")
 
-    assert "oomguard did not do it: you set it" in words(shown(blocked, commands={}))
+    assert "Not done: you set it" in words(shown(blocked, commands={}))
     assert "you set it" not in words(shown(blocked))
 
 

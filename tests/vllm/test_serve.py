@@ -72,7 +72,7 @@ def test_each_command_that_would_work_is_given(refused):
     text = " ".join(line.strip("│ ") for line in refused.stderr.splitlines())
     assert "vllm serve ./tiny --max-model-len 1792 --kv-cache-memory-bytes 1000000" in text
     assert "--max-model-len 32768 --kv-cache-memory-bytes 16842752" in text
-    assert "you set it: --allow reduces-capacity permits it" in text
+    assert "you set it; --allow reduces-capacity permits it" in text
 
 
 def test_given_values_start_the_real_engine_failing_ones_do_not(folder, vllm_env, refused):

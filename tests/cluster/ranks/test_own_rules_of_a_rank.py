@@ -52,7 +52,7 @@ def test_setting_of_the_user_on_any_rank_is_not_reduced():
     """The rank that failed may be a headless one, whose command line has none of the job's settings."""
     chosen = RankEnd(1, "ended", 143, policy=policy_row(Policy(), ["max_model_len"]))
     decision = decide(1, {0: chosen, 1: FAILED}, {})
-    why = "rank 0: max_model_len 32768 -> 1792 is not permitted: you set it: --allow reduces-capacity permits it"
+    why = "rank 0: max_model_len 32768 -> 1792 is not permitted: you set it; --allow reduces-capacity permits it"
     assert (decision.again, decision.why) == (False, why)
     allowed = RankEnd(
         1, "ended", 143, policy=policy_row(Policy(allow=Effect.REDUCES_CAPACITY), ["max_model_len"])
