@@ -15,7 +15,7 @@ import click
 
 from oomguard.cli.command import ADVANCED, OUTPUT, Command, Option
 from oomguard.core.errors import SettingError, UsageError
-from oomguard.core.facts import parse_size
+from oomguard.core.facts import MIB, parse_size
 from oomguard.core.incident import Effect
 from oomguard.core.setting_spellings import parse_assignment
 from oomguard.journal.location import Location, parse_location
@@ -105,7 +105,12 @@ class SizeText(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         """Return the text."""
         text = str(value).strip()
         if _NUMBER.fullmatch(text.lower()):
-            self.fail(f"{text!r} has no unit; write {text}GiB, {text}MiB or {text}B", param, ctx)
+            # No device has less than 1 MiB, so a larger number can only be bytes, as a script has.
+            if float(text) < MIB:
+                self.fail(
+                    f"{text!r} has no unit; write {text}GiB, {text}MiB or {text}B", param, ctx
+                )
+            return f"{text}B"
         try:
             size_bytes = parse_size(text).bytes
         except SettingError as error:

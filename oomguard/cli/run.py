@@ -363,12 +363,9 @@ JOURNAL_BUSY_S: Final = 1.0
     "--host-reserve",
     type=HostReserve(),
     default="auto",
-    show_default=True,
+    show_default="auto: 2 GiB or 4% in a container, or if the GPU shares host memory",
     metavar="SIZE",
-    help=(
-        "Stop the command before less host memory than SIZE is left. 0 turns this off. auto: the "
-        "larger of 2 GiB and 4%, below a container's limit and where the GPU shares host memory."
-    ),
+    help="Stop the command before less host memory than SIZE is left (0 turns this off).",
     group=LIMITS,
     example="4GiB",
 )
