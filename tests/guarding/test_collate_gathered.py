@@ -108,7 +108,7 @@ def test_a_stop_in_a_part_leaves_the_finished_rows_in_the_guard():
 
     g = oomguard.guard()
     with limit_memory("9 MiB"), pytest.raises(KeyboardInterrupt):
-        MicroBatchRun(g, work, RowsCall.of(work, ("rows",), (list(range(64)),), {})).run()
+        MicroBatchRun(g._state, work, RowsCall.of(work, ("rows",), (list(range(64)),), {})).run()
     assert g.partial.result == list(range(len(g.partial)))
     assert 0 < len(g.partial) < 64
 

@@ -134,7 +134,7 @@ def test_the_log_says_what_failed_and_what_is_changed(program):
         if line.startswith("oomguard: ") and ORPHANS not in line
     ]
     assert said[0].startswith("oomguard: Out of memory: kind=kv_cache_too_small_for_max_len")
-    assert "process EngineCore pid=" in said[0]
+    assert 'process="EngineCore pid=' in said[0]
     assert (
         said[1]
         == 'oomguard: This engine starts with reduced settings: max_model_len="32768 -> 1953"'
@@ -161,7 +161,7 @@ POLICIES = {
     "": "you set it",
     'allow="reduces-capacity", pin=["max_model_len"]': "pinned",
     'allow="reduces-capacity", floors={"max_model_len": 4096}': "below your floor of 4096",
-    'allow="output-preserving"': "forbids",
+    'allow="output-preserving"': "does not permit",
     'allow="reduces-capacity", max_attempts=1': "max_model_len=1953",
 }
 

@@ -83,7 +83,7 @@ def test_call_is_unchanged_if_its_parts_cannot_begin():
     torch.manual_seed(3)
     expected = work([1, 2])
     torch.manual_seed(3)
-    result, error = in_parts(oomguard.guard(), work, _Broken(call))
+    result, error = in_parts(oomguard.guard()._state, work, _Broken(call))
     assert (result, error) == (expected, None)
 
 
