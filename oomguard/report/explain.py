@@ -160,5 +160,5 @@ def _entry(message: ErrorMessage) -> list[str]:
         lines += [f"- `{text.replace('`', chr(39))}`" for text in message.also]
         lines += [""]
     if message.rule:
-        lines += [f"Likeliest cause: [{message.rule}](../rules/{message.rule}.md).", ""]
+        lines += [f"Likeliest cause: `oomguard explain {message.rule}`.", ""]
     return lines
