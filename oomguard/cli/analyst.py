@@ -23,6 +23,12 @@ _IGNORED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGPIPE,
+    # The supervisor passes these on to the command; sent to the whole group they reach us too.
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
 
 

@@ -122,10 +122,16 @@ def test_a_command_that_ends_by_a_stop_gives_128_plus_its_number(number):
 
 
 @pytest.mark.parametrize(
-    ("number", "relaunched"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)]
+    ("number", "relaunched"),
+    [
+        (signal.SIGUSR1, True),
+        (signal.SIGALRM, True),
+        (signal.SIGRTMIN + 6, True),
+        (signal.SIGTERM, False),
+    ],
 )
 def test_only_a_stop_keeps_a_failure_from_being_remedied(number, relaunched, tmp_path):
-    """The command survives the signal and fails of memory afterwards."""
+    """The group gets the signal, the command survives it and fails of memory afterwards."""
     go = tmp_path / "go"
     script = tmp_path / "engine.py"
     script.write_text(
@@ -136,10 +142,11 @@ def test_only_a_stop_keeps_a_failure_from_being_remedied(number, relaunched, tmp
     )
     command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(script)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout.readline() == "READY\n"
-        process.send_signal(number)
+        time.sleep(1)  # until then the analyst has started
+        os.killpg(process.pid, number)
         output, errors = process.communicate(timeout=LIMIT_S)
     assert ("RESULT" in output) is relaunched, errors
     assert process.returncode == (0 if relaunched else 1)
