@@ -642,12 +642,18 @@ def _least(fits: Iterable[Fit]) -> Fit:
     return "yes"
 
 
+_HOST_FLAGS: Final = {
+    "kv_offloading_size": "--kv-offloading-size",
+    "swap_space": "--swap-space",
+}
+
+
 def _host_words(settings: dict[str, Any]) -> list[str]:
     """Return the flags of the host's memory, which a changed command keeps."""
     words: list[str] = []
-    for name in ("kv_offloading_size", "swap_space"):
+    for name, flag in _HOST_FLAGS.items():
         if settings[name]:
-            words += [f"--{name.replace('_', '-')}", f"{settings[name]:g}"]
+            words += [flag, f"{settings[name]:g}"]
     return words
 
 

@@ -223,7 +223,7 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
         return Unsure(
             budget.reasons[0],
             "the memory that is free at the start",
-            "read it on that machine: nvidia-smi; or lower --gpu-memory-utilization",
+            "read it on that machine: nvidia-smi; or plan with a lower gpu_memory_utilization",
         )
     spare = budget.spare_bytes
     if budget.beyond_bytes:

@@ -54,8 +54,6 @@ class StopKeyCounter:
 
 # After this many requests to stop, the command is killed, even within its grace period.
 IMPATIENT_COUNT: Final = 3
-# A busy machine can report a stop of the whole group after the end of the command that got it too.
-_JUST_ENDED_S: Final = 1.0
 
 
 class SignalForwarder:
@@ -98,7 +96,6 @@ class SignalForwarder:
         self._keys = StopKeyCounter()
         self._closed = closed
         self._runs = False
-        self._detached_s = float("-inf")
         self._terminal: TerminalJob | None = None
         self._grace_s = 0.0
         self._lock = threading.Lock()
@@ -183,7 +180,6 @@ class SignalForwarder:
         """Keep signals from now on, because the command has ended."""
         with self._lock:
             self._runs = False
-            self._detached_s = time.monotonic()
             self._terminal = None
         self._stops_us(does=True)
 
@@ -212,9 +208,7 @@ class SignalForwarder:
     def note_delivery(self, *, reached: bool) -> None:
         """Record whether the command got the stop while it lived."""
         with self._lock:
-            self.stopped_between_runs = (
-                self.stopped_by is not None and not reached and not self._has_just_ended()
-            )
+            self.stopped_between_runs = self.stopped_by is not None and not reached
 
     def _stray(self, number: int, _frame: FrameType | None) -> None:
         self._strays.append(number)
@@ -277,12 +271,8 @@ class SignalForwarder:
         self.last_stop_s = time.monotonic()
         if self.stopped_by is None:
             self.stopped_by = signal.Signals(number)
-            self.stopped_between_runs = not self._runs and not self._has_just_ended()
+            self.stopped_between_runs = not self._runs
             self.on_stop()
-
-    def _has_just_ended(self) -> bool:
-        """Return whether the command ended so recently that the last stop may have reached it."""
-        return self.last_stop_s - self._detached_s < _JUST_ENDED_S
 
     def _send(self, number: int, code: int | None, sender: int | None, *, is_stop: bool) -> None:
         if is_stop and self._grace_s == 0:

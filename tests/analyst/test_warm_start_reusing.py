@@ -307,7 +307,7 @@ def test_second_run_reuses_what_worked_only_on_request(tmp_path: Path):
     assert (
         'Reusing settings that worked before: max_model_len="32768 -> 1792" of_run=2' in ran.stderr
     )
-    assert "held=2 of 2 times" in ran.stderr
+    assert 'held="2 of 2 times"' in ran.stderr
     assert "This run continues with reduced settings: max_model_len=1792" in ran.stderr
     last = Journal(tmp_path / "journal").records()[-1]
     assert (last.number, last.settings, last.patches[0]["to"]) == (1, {"max_model_len": 1792}, 1792)

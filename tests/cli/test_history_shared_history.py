@@ -83,7 +83,7 @@ def test_repaired_run_in_the_shared_journal_is_reused(database: str, tmp_path: P
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert "The shared journal did not get these attempts yet" not in first.stderr + second.stderr
-    assert "held=1 of 1 times" in second.stderr
+    assert 'held="1 of 1 times"' in second.stderr
     rows = [
         json.loads(line)
         for line in oomguard(

@@ -58,7 +58,7 @@ def test_under_an_identity_a_changed_setting_is_told(store, monkeypatch, caplog)
     for temperature in (0.7, 0.0):
         monkeypatch.setitem(SETTINGS, "temperature", temperature)
         oomguard.map(reads_settings, ["a"], store=store, identity={"seed": 0})
-    assert "other code computed stored results" in caplog.text
+    assert "Other code computed stored results" in caplog.text
     assert "'temperature': 0.0" in caplog.text
 
 
@@ -73,7 +73,7 @@ def test_content_that_does_not_count_is_told_once(subtests, caplog, monkeypatch)
                 digest(closing_over(held))
             assert (
                 caplog.text.count(
-                    f"fn reads value, a {type(held).__name__} that is large or contains objects"
+                    f"Fn reads value, a {type(held).__name__} that is large or contains objects"
                 )
                 == 1
             )

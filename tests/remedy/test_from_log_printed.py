@@ -49,6 +49,9 @@ sizes = st.integers(0, 200 * GIB)
 # Missing facts --------------------------------------------------------------------------------------------------
 
 MISSING = {
+    "kv_bytes_for_reserve": "host's free memory",
+    "utilization_for_reserve": "host's free memory",
+    "context_for_buffers": "each buffer",
     "printed_estimate": "max_model_len",
     "blocks_for_max_len": "KV blocks",
     "kv_bytes_for_max_len": "KV need",

@@ -21,7 +21,12 @@ def test_a_place_exports_the_metrics_of_its_rows_and_no_other():
 
 
 def test_unreported_figure_is_absent_and_a_zero_is_not():
-    now = {"resident_bytes": None, "device_total_bytes": {}, "device_used_bytes": {("0", ""): 0}}
+    now = {
+        "host_full_in_s": None,
+        "resident_bytes": None,
+        "device_total_bytes": {},
+        "device_used_bytes": {("0", ""): 0},
+    }
     found = exported(Exporter(Tally(), {"run", "scrape"}, lambda: now))
 
     assert found[("oomguard_failed_attempts_total",)] == 0

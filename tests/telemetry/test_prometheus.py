@@ -22,7 +22,7 @@ from support.counted import BROKEN
 from support.supervising import wait_for
 
 # What this machine has no value for: no device, and the attempt that was predicted for still runs.
-WITHOUT_VALUE = re.compile("device_memory|prediction_error")
+WITHOUT_VALUE = re.compile("device_memory|prediction_error|host_memory_full")
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def _not_on_hub(model: str, error: Exception, *, offline: bool) -> InputError:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if offline:
-        folder = Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
+        folder = Path(HF_HUB_CACHE) / "--".join(("models", *model.split("/")))
         return InputError(
             f"{model}: no such folder, the hub cannot be reached, and its config.json is not in "
             f"the cache {folder}",

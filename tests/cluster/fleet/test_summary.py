@@ -87,10 +87,7 @@ def test_a_page_is_refused_before_anything_is_read_or_written(
     for asked in (["--output", page], ["--format", "html"]):
         run("diagnose", "--summary", *asked, fleet, code=2)
         shown = capsys.readouterr()
-        assert (
-            "use terminal, json or markdown: oomguard diagnose --summary --format markdown"
-            in shown.err
-        )
+        assert "use terminal, json or md: oomguard diagnose --summary --format md" in shown.err
         assert not shown.out
     assert not page.exists()
 
@@ -214,7 +211,7 @@ def test_a_moment_that_is_none_is_a_usage_error(
     fleet: Path, since: str, capsys: pytest.CaptureFixture[str]
 ):
     run("diagnose", "--since", since, fleet, code=2)
-    assert "is not a moment" in capsys.readouterr().err
+    assert "is not an age or a date" in capsys.readouterr().err
 
 
 def test_exit_code_tells_whether_any_input_ran_out_of_memory(fleet: Path):
