@@ -122,7 +122,7 @@ def test_the_limit_of_images_is_spelled_by_version():
         "0.7.2": "image=1,video=0",
         "0.8.5": """'{"image": 1, "video": 0}'""",
         "0.21.0": """'{"image": 1, "video": 0}'""",
-        None: """'{"image": 1, "video": 0}' # before vLLM 0.8.5: image=1,video=0""",
+        None: """'{"image": 1, "video": 0}'  # before vLLM 0.8.5: image=1,video=0""",
     }
     for version, value in spelled.items():
         incident = of("cuda_oom", "multimodal_profile", "vllm", "profile_run")
