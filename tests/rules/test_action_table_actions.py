@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from oomguard.core.facts import GIB, Fact
-from oomguard.core.incident import CAUSES, PHASES, Alternative, Cause, Effect, Incident, Patch
+from oomguard.core.incident import CAUSES, PHASES, Cause, Effect, Incident, Patch
 from oomguard.core.kinds import KINDS, NOT_OOM_KINDS
 from oomguard.core.setting_spellings import engines
 from oomguard.core.text import PLACEHOLDER
@@ -102,27 +102,12 @@ def test_the_allocator_option_follows_the_guard_if_little_is_in_pieces():
         assert {"wrap_in_guard", "allocator_options"} <= set(names)
 
 
-def test_more_ranks_are_no_help_if_a_device_lacks_its_share():
-    ranks = Alternative("tensor_parallel_size", 2, "needs less on each device")
-    length = Alternative("max_model_len", 2048, "fits")
-    for kind, offered in (
-        ("startup_free_memory_below_utilization", False),
-        ("kv_cache_too_small_for_max_len", True),
-    ):
-        incident = Incident(
-            **{**_fields(of(kind, "unknown", "vllm")), "alternatives": (ranks, length)}
-        )
-        found = with_actions(incident, default_rules().actions)
-        assert (ranks in found.alternatives) is offered
-        assert length in found.alternatives
-
-
 def test_the_limit_of_images_is_spelled_by_version():
     spelled = {
         "0.7.2": "image=1,video=0",
         "0.8.5": """'{"image": 1, "video": 0}'""",
         "0.21.0": """'{"image": 1, "video": 0}'""",
-        None: """'{"image": 1, "video": 0}'  # before vLLM 0.8.5: image=1,video=0""",
+        None: """'{"image": 1, "video": 0}' # before vLLM 0.8.5: image=1,video=0""",
     }
     for version, value in spelled.items():
         incident = of("cuda_oom", "multimodal_profile", "vllm", "profile_run")

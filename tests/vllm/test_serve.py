@@ -71,7 +71,7 @@ def test_the_childs_cause_is_shown_once(refused):
 def test_each_command_that_would_work_is_given(refused):
     text = " ".join(line.strip("│ ") for line in refused.stderr.splitlines())
     assert "vllm serve ./tiny --max-model-len 1792 --kv-cache-memory-bytes 1000000" in text
-    assert "--max-model-len 32768 --kv-cache-memory-bytes 16842752" in text
+    assert "--kv-cache-memory-bytes 16842752" in text
     assert "you set it; --allow reduces-capacity permits it" in text
 
 

@@ -32,7 +32,7 @@ def test_prompt_log_probabilities_use_smaller_steps(folder: Path, vllm_env, tmp_
         [
             "bash",
             "-c",
-            f"ulimit -v {LIMIT_KIB}; exec oomguard run --journal {journal} -- python score.py",
+            f"ulimit -v {LIMIT_KIB}; exec oomguard run --no-step-recovery --journal {journal} -- python score.py",
         ],
         cwd=folder,
         env=vllm_env,
