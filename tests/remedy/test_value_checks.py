@@ -140,10 +140,12 @@ def test_of_several_ranks_the_one_with_least_free_memory_counts():
     assert patch.new * 47.4 < 31.70
 
 
-def test_more_ranks_are_not_planned_for_devices_that_lack_their_share():
+def test_more_ranks_replace_a_share_that_lacks_the_weights():
     (failed,) = diagnose(_start({0: "15.00", 1: "15.00"}, "example/m-20b", 2)).incidents
 
-    assert failed.plan == ()
+    (patch,) = failed.plan
+    assert (patch.setting, patch.old, patch.new) == ("tensor_parallel_size", 2, 4)
+    assert not patch.applicable
     (other,) = failed.alternatives
     assert (other.setting, other.new) == ("gpu_memory_utilization", None)
     assert "less than the weights" in other.why_not
