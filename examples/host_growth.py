@@ -2,7 +2,7 @@
 
 import os
 
-from oomguard.analyst.host_trend import Growth, Sample
+from oomguard.analyst.host_trend import Growth, MemorySample
 from oomguard.supervisor.host_memory import Level
 
 GIB = 1 << 30
@@ -13,7 +13,7 @@ def main() -> None:
     growth = Growth()
     for minute in range(40 * 60):
         used = round(12.8 * GIB + 1.28 * GIB * minute / 60)
-        sample = Sample(Level("limit", LIMIT, LIMIT - used), used, {os.getpid(): used})
+        sample = MemorySample(Level("limit", LIMIT, LIMIT - used), used, {os.getpid(): used})
         line = growth.line(growth.add(60.0 * minute, sample))
         if line is not None:
             print(f"after {minute // 60} h: {line}".replace(f"pid {os.getpid()}", "pid 71"))

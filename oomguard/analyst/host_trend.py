@@ -143,7 +143,7 @@ def is_steady(points: Sequence[tuple[float, float]]) -> bool:
     return _SLOWED_RATIO * first <= second <= _UNEVEN_RATIO * first
 
 
-class Sample(NamedTuple):
+class MemorySample(NamedTuple):
     """Hold one look: what is full first, what it has in use, and the command's own memory."""
 
     level: Level
@@ -151,7 +151,7 @@ class Sample(NamedTuple):
     own_bytes: Mapping[int, int]
 
 
-def read_sample(memory: HostMemory, root: int) -> Sample | None:
+def read_sample(memory: HostMemory, root: int) -> MemorySample | None:
     """Read the memory of the machine or limit, and the private and shared memory of a tree."""
     node = memory.node()
     levels = [*memory.limits(), *([] if node is None else [node])]
@@ -159,7 +159,7 @@ def read_sample(memory: HostMemory, root: int) -> Sample | None:
         return None
     level = min(levels, key=lambda one: one.available_bytes)
     own = {pid: own_bytes(pid) for pid in tree_pids(root)}
-    return Sample(level, level.total_bytes - level.available_bytes, own)
+    return MemorySample(level, level.total_bytes - level.available_bytes, own)
 
 
 def own_bytes(pid: int) -> int:
@@ -226,7 +226,7 @@ class Growth:
         self._looks: deque[tuple[float, Mapping[int, int]]] = deque(maxlen=_MOST_SAMPLES)
         self._passed = 0
 
-    def add(self, at_s: float, sample: Sample) -> Forecast | None:
+    def add(self, at_s: float, sample: MemorySample) -> Forecast | None:
         """Add a sample; return the forecast if the command causes the growth."""
         key = (sample.level.scope, sample.level.total_bytes)
         if self._trend is None or key != self._key:

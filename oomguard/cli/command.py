@@ -55,7 +55,7 @@ class Option(click.Option):
         return ""
 
 
-class Command(click.Command):
+class GroupedCommand(click.Command):
     """A command whose help page shows options in groups, then an example.
 
         @click.command("plan", cls=Command, common=("sweep",), example="oomguard plan m --sweep …")

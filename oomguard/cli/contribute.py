@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from oomguard.cli.command import Command
+from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import option
 from oomguard.core.errors import UsageError
 
 
 @click.command(
     "contribute",
-    cls=Command,
+    cls=GroupedCommand,
     common=("model", "output"),
     example="oomguard contribute start.log --output starts.jsonl",
 )

@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 import click
 
-from oomguard.cli.command import ADVANCED, Command
+from oomguard.cli.command import ADVANCED, GroupedCommand
 from oomguard.cli.options import (
     FORMS,
     Assignment,
@@ -155,7 +155,7 @@ def _summary_option(function: F) -> F:
 
 @click.command(
     "diagnose",
-    cls=Command,
+    cls=GroupedCommand,
     common=("form", "output", "follow", "summary", "since", "exit_code"),
     example="oomguard diagnose error.log --format md",
     renamed={"--engine": "--on"},

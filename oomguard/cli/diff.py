@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oomguard.cli.command import Command
+from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
     Count,
     color_option,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "diff",
-    cls=Command,
+    cls=GroupedCommand,
     common=("form", "old_start", "new_start", "exit_code"),
     example="oomguard diff worked.log failed.log",
 )

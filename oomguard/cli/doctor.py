@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import Command
+from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
     color_option,
     console_of,
@@ -320,7 +320,7 @@ def check_machine(
 
 @click.command(
     "doctor",
-    cls=Command,
+    cls=GroupedCommand,
     common=("form", "exit_code", "journal", "rules", "no_mask"),
     example="oomguard doctor --exit-code",
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import Command
+from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import color_option, console, read_rules, rules_option
 from oomguard.core.errors import UsageError
 from oomguard.core.text import strip_escapes
@@ -23,7 +23,7 @@ _MOST_QUOTED_CHARS: Final = 60
 _MOST_NEAR: Final = 3
 
 
-@click.command("explain", cls=Command, example='oomguard explain "No available memory"')
+@click.command("explain", cls=GroupedCommand, example='oomguard explain "No available memory"')
 @click.argument("words", nargs=-1, metavar='CODE|KIND|"ERROR TEXT"', required=True)
 @rules_option
 @color_option
@@ -42,7 +42,7 @@ def command(words: tuple[str, ...], rules: tuple[str, ...], color: str) -> int:
         from rich.markdown import Markdown
         from rich.theme import Theme
 
-        # readable on light and dark terminals: no color, and no background of its own
+        # Without colors, so that it is readable on light and dark terminals.
         title, _, rest = page.partition("\n")
         shown = f"**{title.removeprefix('# ')}**\n{rest}"
         with out.use_theme(Theme({"markdown.code": "bold"})):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import Command, Option
+from oomguard.cli.command import GroupedCommand, Option
 from oomguard.cli.options import (
     RECORDS,
     Age,
@@ -271,7 +271,7 @@ _MODES: Final = {
 
 @click.command(
     "history",
-    cls=Command,
+    cls=GroupedCommand,
     common=("failed", "words", "since", "limit", "form", "original"),
     example="oomguard history --failed --since 7d",
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 
-from oomguard.cli.command import ADVANCED, OUTPUT, Command, Option
+from oomguard.cli.command import ADVANCED, OUTPUT, GroupedCommand, Option
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import MIB, parse_size
 from oomguard.core.incident import Effect
@@ -206,7 +206,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 _OWN_WORDS: Final = f"{__name__}.own_words"
 
 
-class CommandAfterDashes(Command):
+class CommandAfterDashes(GroupedCommand):
     """Parse our own options up to ``--``; the rest is the user's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

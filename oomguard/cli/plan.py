@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.command import Command
+from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
     Count,
     F,
@@ -389,7 +389,7 @@ OTHER_FLAGS: Final = "oomguard.other_flags"
 KEPT_WORDS: Final = "oomguard.kept_words"
 
 
-class PlanCommand(Command):
+class PlanCommand(GroupedCommand):
     """Parse vLLM's flags as vLLM does; flags that are not an option go to ``ctx.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

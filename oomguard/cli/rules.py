@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.command import Command, Group
+from oomguard.cli.command import Group, GroupedCommand
 from oomguard.cli.options import color_option, console, option, read_rules, rules_option
 from oomguard.core.errors import InputError, OomguardError, RuleError, UsageError
 from oomguard.core.files import read_regular
@@ -36,7 +36,7 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command(
-    "list", cls=Command, common=("signatures",), example="oomguard rules list --signatures"
+    "list", cls=GroupedCommand, common=("signatures",), example="oomguard rules list --signatures"
 )
 @option(
     "--signatures",
@@ -56,7 +56,7 @@ def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
     return 0
 
 
-@command.command("show", cls=Command, example="oomguard rules show OG201")
+@command.command("show", cls=GroupedCommand, example="oomguard rules show OG201")
 @click.argument("name", metavar="CODE|SIGNATURE")
 @rules_option
 @color_option
@@ -104,7 +104,9 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
     return 0
 
 
-@command.command("pages", cls=Command, common=("check",), example="oomguard rules pages docs/rules")
+@command.command(
+    "pages", cls=GroupedCommand, common=("check",), example="oomguard rules pages docs/rules"
+)
 @click.argument("folder", metavar="DIR", type=click.Path())
 @option(
     "--check",
@@ -271,7 +273,7 @@ def _print_plain(text: str) -> None:
         click.echo(strip_escapes(line).rstrip().encode(encoding, "replace").decode(encoding))
 
 
-@command.command("check", cls=Command, example="oomguard rules check --rules ./rules")
+@command.command("check", cls=GroupedCommand, example="oomguard rules check --rules ./rules")
 @rules_option
 def check(rules: tuple[str, ...]) -> int:
     """Load every rule file and print the first mistake with its file, key and column."""
@@ -282,7 +284,7 @@ def check(rules: tuple[str, ...]) -> int:
     return 0
 
 
-@command.command("test", cls=Command, example="oomguard rules test --rules ./rules")
+@command.command("test", cls=GroupedCommand, example="oomguard rules test --rules ./rules")
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
     """Run the tests in the rule files, and exit with status 1 if one fails."""

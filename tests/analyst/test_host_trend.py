@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from oomguard.analyst.host_trend import Growth, Sample, Trend, in_words, own_bytes
+from oomguard.analyst.host_trend import Growth, MemorySample, Trend, in_words, own_bytes
 from oomguard.supervisor.host_memory import GIB, Level
 
 HOUR_S = 3600
@@ -17,7 +17,7 @@ def lines_of(part_by_hour, hours: int) -> list[tuple[int, str]]:
     found = []
     for minute in range(0, hours * 60, 10):
         used = round(part_by_hour(minute / 60) * LIMIT)
-        sample = Sample(Level("limit", LIMIT, LIMIT - used), used, {os.getpid(): used})
+        sample = MemorySample(Level("limit", LIMIT, LIMIT - used), used, {os.getpid(): used})
         line = watched.line(watched.add(minute * 60, sample))
         if line is not None:
             found.append((minute // 60, line))
@@ -46,7 +46,7 @@ def test_growth_of_others_is_no_alarm():
     watched = Growth()
     for minute in range(0, 38 * 60, 10):
         used = round((0.2 + 0.02 * minute / 60) * LIMIT)
-        sample = Sample(Level("limit", LIMIT, LIMIT - used), used, {1: GIB})
+        sample = MemorySample(Level("limit", LIMIT, LIMIT - used), used, {1: GIB})
         assert watched.add(minute * 60, sample) is None
 
 

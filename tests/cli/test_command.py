@@ -14,7 +14,7 @@ import click
 import pytest
 
 from oomguard.cli import _group
-from oomguard.cli.command import COMMON, Command, Option
+from oomguard.cli.command import COMMON, GroupedCommand, Option
 from support.in_process import oomguard_text
 
 OLD = Path(__file__).parents[1] / "journal" / "schema_1.sqlite3"
@@ -54,7 +54,7 @@ def test_each_help_text_is_one_plain_sentence_then_the_default(subtests):
 def test_the_options_that_matter_first_are_six_at_most_and_open_the_page(subtests):
     for name, command in commands():
         with subtests.test(name):
-            assert isinstance(command, Command)
+            assert isinstance(command, GroupedCommand)
             names = [param.name for param in command.params]
             assert len(command.common) <= 6
             assert set(command.common) <= set(names)

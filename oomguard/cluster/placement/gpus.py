@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from oomguard.cli.command import Command
+from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import color_option, console_of, format_option
 from oomguard.cluster.placement.options import lease_folder_option
 
 
 @click.command(
     "gpus",
-    cls=Command,
+    cls=GroupedCommand,
     common=("form", "lease_folder"),
     example="oomguard gpus --format json",
 )

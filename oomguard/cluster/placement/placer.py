@@ -144,11 +144,6 @@ def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, s
     return {VISIBLE: ",".join(str(place.index) for place in places), ORDER: BY_BUS}
 
 
-def shell_prefix(variables: Mapping[str, str]) -> str:
-    """Return the variables as a shell prefix of a command."""
-    return " ".join(f"{name}={value}" for name, value in variables.items())
-
-
 # Starts that wait for a device take turns in the order in which they came. Each has a ticket: a
 # locked file, named after its time of arrival, whose lock ends with the process. The ticket lists
 # the devices that its command could use now, and how many it needs. That many are reserved for it,

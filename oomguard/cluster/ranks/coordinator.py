@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 # If rank 0 is silent, each rank ends. Only rank 0 ever decides to restart, so two decisions cannot
 # differ.
 
-# Time for all ranks to report their result after the first failure.
-DEFAULT_TIMEOUT_S: Final = 30.0
 # Rank 0 decides this much before the deadline, so that the others get its decision in time.
 _LEADER_RATIO: Final = 5 / 6
 # A failure that is not an out-of-memory, but may follow another rank's out-of-memory.

@@ -114,7 +114,7 @@ def layer_caches(
     return tuple(found)
 
 
-# DeepSeek V4 caches one entry for several tokens, beside a window of each layer and the unfinished
+# DeepSeek V4 caches one entry for several tokens, plus a window of each layer and the unfinished
 # states of its compressors. Sources: vllm/models/deepseek_v4/attention.py and compressor.py, 0.32.
 
 _COMPRESSED_FIELD: Final = "compress_ratios"

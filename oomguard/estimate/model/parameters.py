@@ -120,7 +120,7 @@ def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_defaults(known: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts that the file has, each with the family's counts for missing ones.
 
-    Older files have the language model's numbers beside the parts, not in one of their own.
+    Older files have the language model's numbers next to the parts instead of in a separate part.
     """
     found = {name: value for name, value in known.items() if not isinstance(value, Mapping)}
     text = known.get("text_config")

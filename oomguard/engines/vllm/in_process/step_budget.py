@@ -49,7 +49,7 @@ class FailedStep:
 
 
 @dataclass(frozen=True)
-class Decision:
+class StepDecision:
     """What follows a failed step.
 
     Attributes:
@@ -98,7 +98,7 @@ class StepBudget:
         """Whether the budget is full and no request is suspected."""
         return self.current_tokens == self.full_tokens and not self._failures
 
-    def fail(self, step: FailedStep, now_s: float) -> Decision:
+    def fail(self, step: FailedStep, now_s: float) -> StepDecision:
         """Record a failed step, and return what follows."""
         fresh = [name for name in step.tokens if name in step.fresh]
         suspects = fresh or list(step.tokens)
@@ -108,7 +108,7 @@ class StepBudget:
             self._failures[name] = self._failures.get(name, 0) + 1
             self._before.setdefault(name, (self.current_tokens, self.ceiling_tokens))
         if self._failed_in_a_row > MOST_FAILURES:
-            return Decision(self.current_tokens, gives_up=True)
+            return StepDecision(self.current_tokens, gives_up=True)
         if len(step.tokens) > 1:
             self._single_failures.clear()
         else:
@@ -119,11 +119,11 @@ class StepBudget:
         if self._failed_in_a_row > 1 or step.total_tokens > self._largest_success_tokens:
             self._lower(step, fresh)
         if step.is_alone:
-            return Decision(self.current_tokens, alone=suspects[0])
+            return StepDecision(self.current_tokens, alone=suspects[0])
         again = [name for name in fresh if self._failures[name] > 1]
         if again and len(step.tokens) > 1:
-            return Decision(self.current_tokens, alone=again[0])
-        return Decision(self.current_tokens)
+            return StepDecision(self.current_tokens, alone=again[0])
+        return StepDecision(self.current_tokens)
 
     def succeed(self, tokens: int, produced: Collection[str]) -> None:
         """Record a step that worked, with the requests that produced a token in it."""
@@ -175,7 +175,7 @@ class StepBudget:
             return False
         return step.total_tokens < tokens and step.tried_bytes >= tried_bytes
 
-    def _end(self, name: str, now_s: float) -> Decision:
+    def _end(self, name: str, now_s: float) -> StepDecision:
         """Return the end of a request; its failures say nothing about other requests' steps."""
         self._single_failures.clear()
         self.current_tokens, self.ceiling_tokens = self._before[name]
@@ -183,14 +183,14 @@ class StepBudget:
         earlier = [at_s for at_s in self._offenders_at_s if now_s - at_s <= OFFENDERS_WITHIN_S]
         self._offenders_at_s = [*earlier, now_s]
         gives_up = len(self._offenders_at_s) >= MOST_OFFENDERS
-        return Decision(self.current_tokens, offender=name, gives_up=gives_up)
+        return StepDecision(self.current_tokens, offender=name, gives_up=gives_up)
 
     def _lower(self, step: FailedStep, fresh: Collection[str]) -> None:
         """Halve the budget below what failed; the requests that ran before keep their token."""
         total = step.total_tokens
         wanted = total // 2
         if fresh and step.can_split:
-            # A budget of half would leave nothing for a prompt beside many streams.
+            # A budget of half would leave nothing for a prompt next to many streams.
             others = len(step.tokens) - len(fresh)
             wanted = max(wanted, others + sum(step.tokens[name] for name in fresh) // 2)
         wanted = max(1, min(wanted, total - 1))

@@ -5,7 +5,7 @@ releases its caches, the scheduler forgets the step and computes its requests ag
 steps if needed (`step_budget.py`). A request that fails alone ends with an error for its client.
 
 The module runs in vLLM's processes. It acts only if our variable is set, and it never raises an
-error of its own into vLLM: if a recovery fails, vLLM sees the error of the step.
+new error into vLLM: if a recovery fails, vLLM sees the error of the step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.vllm.in_process import message_sender
-from oomguard.engines.vllm.in_process.step_budget import Decision, FailedStep, StepBudget
+from oomguard.engines.vllm.in_process.step_budget import FailedStep, StepBudget, StepDecision
 from oomguard.engines.vllm.plugin import STEP_RECOVERY
 
 _RELIED_ON: Final = Path(__file__).parents[1] / "step_recovery.toml"
@@ -587,7 +587,7 @@ class StepRecovery:
             self._was_alone and len(dropped) == 1,
             self._can_split,
         )
-        decision = Decision(self._budget.current_tokens)
+        decision = StepDecision(self._budget.current_tokens)
         if tokens:
             decision = self._budget.fail(step, time.monotonic())
         if decision.gives_up and (decision.offender is None or not self._works()):
@@ -723,7 +723,7 @@ class StepRecovery:
         self,
         step: FailedStep,
         failure: dict[str, Any],
-        decision: Decision,
+        decision: StepDecision,
         rolled_back: int,
         took_s: float,
     ) -> None:
