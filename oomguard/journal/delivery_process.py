@@ -36,6 +36,7 @@ _IDLE_S: Final = 30.0
 # Outboxes of earlier runs are delivered once per process, and no longer than this after the run.
 _MOST_OF_OTHERS: Final = 100
 _AFTER_THE_RUN_S: Final = 60.0
+_EXIT_S: Final = 5.0
 _NICE: Final = 5
 
 # These processes outlive their run. Python warns if such an object is dropped before its process
@@ -85,11 +86,17 @@ class DeliveryProcess:
         poll.register(out, select.POLLIN)
         if not poll.poll(max(0.0, wait_s) * 1000):
             return None
+        line = out.readline()
+        if not line:
+            # Output ends a moment before the process does. If the caller asked in between, it
+            # would take a process that is gone for one that is late.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_S)
+            return None
         with contextlib.suppress(ValueError):
-            answer = json.loads(out.readline())
+            answer = json.loads(line)
             if isinstance(answer, dict):
                 return answer
-            return None
         return None
 
     def release(self) -> None:

@@ -136,9 +136,8 @@ class SharedJournal:
 
     def _last_answer(self, outbox: Outbox, until: float) -> dict[str, Any]:
         """Deliver the rest, and return the answer of the process; empty if it is late."""
-        for _ in range(
-            2
-        ):  # a process that had just exited because it was idle did not see the last write
+        # A process that had just exited because it was idle did not see the last write.
+        for _ in range(2):
             if not outbox.undelivered:
                 return {}
             self._start_delivery(outbox)
