@@ -278,7 +278,7 @@ class Table:
     ) -> str:
         """Return a text that must be one of ``known``; raises RuleError for any other."""
         value = self.values.get(name, default)
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise self.error(
                 f"{value!r} is not a known {name}", name, hint=suggestion(str(value), known)
             )
@@ -293,7 +293,8 @@ class Table:
             RuleError: a text is unknown; ``what`` is its name in the message (a kind, a fact).
         """
         for value in self.values.get(name, ()):
-            if value not in known:
+            # A stranger's file may have a list here, which no mapping can look up.
+            if not isinstance(value, str) or value not in known:
                 raise self.error(
                     f"unknown {what} {value!r}", name, hint=suggestion(str(value), known)
                 )
