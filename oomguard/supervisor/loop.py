@@ -24,8 +24,9 @@ from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput, Tee
 
-# At first the command has the machine to itself. A quick success needs no analyst.
-ANALYST_AFTER_S: Final = 0.5
+# At first the command has the machine to itself, because the analyst's start takes a second of
+# processor time. A quick success needs no analyst.
+ANALYST_AFTER_S: Final = 2.0
 # Status of a run whose command exits with 0 although its engine died or its output was lost.
 FAILED_STATUS: Final = 1
 _BY_CAUSE: Final = frozenset({90, 91, 92})
