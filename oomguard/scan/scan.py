@@ -960,10 +960,8 @@ class Scanner:
         notes += () if kept else self._own.note
         repeats = self._repeats + self.found.counted
         if repeats and kept:
-            notes += (
-                f"{repeats:,} more lines repeat these messages, often with other numbers; "
-                "oomguard only counted them",
-            )
+            more = f"{repeats:,} more lines repeat these messages, often with other numbers"
+            notes += (f"{more}; oomguard only counted them",)
         several = len({context.service for context in self._contexts}) > 1
         incidents = tuple(
             complete_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several)
