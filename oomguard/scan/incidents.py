@@ -111,7 +111,7 @@ def _telling(hit: Hit) -> Telling:
     return hit.wording.anchor, frozenset(hit.facts)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ScannedIncident:
     """Hold one incident during the scan.
 
