@@ -482,7 +482,7 @@ class SideEffects:
     def excuse(self) -> str:
         """Return why the command may run again nevertheless."""
         if not self.were_seen:
-            return "oomguard detected no written files"
+            return "oomguard saw no file being written"
         if self.is_server:
             return "a restarted server does not repeat requests"
         return "--idempotent permits repeating its side effects"
@@ -576,10 +576,10 @@ class SideEffectMonitor:
             write(f"{would}, because it would repeat its side effects", **failed)
         else:
             if dry_run:
-                begins = "Dry run: the command would run again from the beginning"
+                begins = "Dry run: the command could run again"
             else:
-                begins = "The command may run again from the beginning"
-            write(f"{begins}; {seen.excuse()}", **failed)
+                begins = "The command can run again"
+            write(f"{begins}, because {seen.excuse()}", **failed)
         for event, fields in seen.events():
             write(event, **fields)
         if refused:

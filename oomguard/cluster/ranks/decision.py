@@ -141,11 +141,11 @@ def log_repeated_effects(ends: Mapping[int, RankEnd]) -> None:
     for rank, did in side_effects_by_rank(ends).items():
         if did.were_seen:
             any_seen = True
-            log.info(f"may run again from the beginning; {did.excuse()}", rank=rank)
+            log.info(f"The rank can run again, because {did.excuse()}", rank=rank)
             for event, fields in did.events():
                 log.info(event, rank=rank, **fields)
     if not any_seen:
-        log.info(f"may run again from the beginning; {SideEffects().excuse()}")
+        log.info(f"All ranks can run again, because {SideEffects().excuse()}")
 
 
 def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:
