@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from oomguard.supervisor import analyst_process, tree
 from oomguard.supervisor.analyst_process import AnalystProcess
 from oomguard.supervisor.failsafe import PROGRESS, beat
-from oomguard.supervisor.host_memory import HostWatch, unshield
+from oomguard.supervisor.host_memory import HostWatch, group_folders, unshield
 from oomguard.supervisor.messages import Messages, write_line
 from oomguard.supervisor.open_files import OpenFiles, now_ns
 from oomguard.supervisor.options import read_options
@@ -507,23 +507,9 @@ def _memory_kills() -> int | None:
 
     None if the kernel does not report it.
     """
-    try:
-        groups = [
-            line.split(":", 2) for line in tree.read_file("/proc/self/cgroup").decode().splitlines()
-        ]
-    except (OSError, ValueError):
-        return None
-    for _, controllers, path in (group for group in groups if len(group) == 3):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        if controllers:
-            mount = "/sys/fs/cgroup/memory"
-        else:
-            mount = "/sys/fs/cgroup"
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts), -1, -1):
-            for name in _MEMORY_EVENTS:
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    text = tree.read_file("/".join((mount, *parts[:depth], name))).decode()
-                    return int(text.partition("oom_kill ")[2].split()[0])
+    for folder, _ in group_folders():
+        for name in _MEMORY_EVENTS:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = tree.read_file(f"{folder}/{name}").decode()
+                return int(text.partition("oom_kill ")[2].split()[0])
     return None
