@@ -13,7 +13,6 @@ from oomguard.analyst.attempt_hooks import AttemptHooks, DeviceAssignment, NoPla
 from oomguard.analyst.attempt_settings import (
     BY_VARIABLE,
     EnvLauncher,
-    log_setting_locations,
     report_ineffective_change,
 )
 from oomguard.analyst.coordination import (
@@ -159,7 +158,6 @@ def report_failure(
         reached = {}
     commands = commands_to_paste(first, launcher, reached, incident, insight.started(launch))
     on_failure(_with_next_first(diagnosis, incident, wanted), commands)
-    log_setting_locations(first.argv, incident)
     return took_effect, commands
 
 
