@@ -18,7 +18,7 @@ from oomguard.supervisor.host_memory import HostWatch, group_folders, unshield
 from oomguard.supervisor.messages import Messages, write_line
 from oomguard.supervisor.open_files import OpenFiles, now_ns
 from oomguard.supervisor.options import read_options
-from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.output_buffer import OutputBuffer, temporary_folders
 from oomguard.supervisor.process import Command, Exit, NotStartedError, run_once
 from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
@@ -327,13 +327,11 @@ class Supervisor:
         """
         if not self._buffer.size:
             return None
-        # a new file
-        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        for folder in temporary_folders():
             path = f"{folder}/oomguard-output-{os.getpid()}-{self._number}.log"
             with contextlib.suppress(OSError, ValueError):
-                if folder.startswith("/"):
-                    self._buffer.copy_to(path)
-                    return path
+                self._buffer.copy_to(path)
+                return path
         return None
 
     def _answer(self) -> NextStep | None:
@@ -453,15 +451,13 @@ class Supervisor:
 
     def _make_session(self) -> None:
         """Create the folder of this run. The reaper removes it, however oomguard ends."""
-        # a new folder
-        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        for folder in temporary_folders():
             path = f"{folder}/oomguard-{os.urandom(16).hex()}"
             with contextlib.suppress(OSError, ValueError):
-                if folder.startswith("/"):
-                    self._signals.reaper.remove_at_end(path)
-                    os.mkdir(path, 0o700)
-                    self._session = PROGRESS.folder = path
-                    return
+                self._signals.reaper.remove_at_end(path)
+                os.mkdir(path, 0o700)
+                self._session = PROGRESS.folder = path
+                return
 
     def _plugin_variables(self) -> dict[str, str]:
         """Return the variables for oomguard's plugin in a vLLM engine of the command."""
