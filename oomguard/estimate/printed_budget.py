@@ -122,6 +122,11 @@ def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
         return phase
     if _is(facts, "sleep_backup_frames"):
         return "unknown"
+    is_of_device = incident.kind in {"cuda_oom", "hip_oom", "npu_oom"}
+    is_any_step = is_of_device and phase in {"unknown", "generate", "prefill", "decode"}
+    sends = facts.keys() & {"gathered_frames", "synced_frames"}
+    if is_any_step and _is(facts, "asleep") and _framework(facts) and not sends:
+        phase = "training"  # the engine sleeps, so the step is the trainer's
     process = incident.location.process or ""
     if process.startswith(tuple(_TRAINERS)):
         _solve(facts, "trainer_frames", True)
@@ -258,9 +263,13 @@ def _name_holder(facts: dict[str, Fact], process: _Process) -> None:
     kind = "other"
     if _ENGINE_NAME.search(process.name):
         kind = "engine"
-    if process.name.removeprefix("ray::").startswith(tuple(_TRAINERS)):
-        kind = "trainer"
-        _solve(facts, "trainer_frames", True)
+    actor = process.name.removeprefix("ray::")
+    for role, program in _TRAINERS.items():
+        if actor.startswith(role):
+            kind = "trainer"
+            _solve(facts, "trainer_frames", True)
+            if program:
+                _solve(facts, "rl_framework", program)
     name = f"PID {process.pid}"
     if process.name:
         name = f"{process.name} (PID {process.pid})"

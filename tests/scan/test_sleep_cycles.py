@@ -201,3 +201,21 @@ def test_gathering_a_loras_base_weights_is_named():
     ).first_cause
     assert incident.causes[0].rule == "OG393"
     assert "layered_summon=True" in incident.actions[0].command
+
+
+def test_a_step_next_to_a_sleeping_engine_is_the_trainers():
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.10 GiB is free. Including non-PyTorch memory, this process has 75.99 GiB memory in use."
+    frame = '  File "/env/openrlhf/trainer/ppo_trainer.py", line 9, in make_experience'
+    incident = diagnose("\n".join([slept("10:00:00", 60, 2.2), frame, oom])).first_cause
+    assert incident.causes[0].id == "training"
+    assert "--micro_train_batch_size" in incident.actions[0].command
+    assert "gpu_memory_utilization" not in {action.id for action in incident.actions}
+
+
+def test_a_wake_up_that_fails_alone_says_how_to_find_who_has_the_memory():
+    engine = "(EngineCore pid=31) "
+    words = "ERROR 09-02 20:14:20 [core.py:1210] Invocation of wake_up method failed"
+    log = [slept("10:00:00", 60, 1.2, engine), engine + words, engine + WAKE.splitlines()[-1]]
+    incident = diagnose("\n".join(log)).first_cause
+    assert incident.phase == "wake_up"
+    assert incident.actions[0].command.startswith("nvidia-smi")
