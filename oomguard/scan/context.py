@@ -165,8 +165,7 @@ def related(one: str | None, other: str | None) -> bool:
     return role(one) != role(other) and len(set(replicas)) < 2
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(NamedTuple):
     """Hold a line that describes only the failure next to it: a frame, a report's clause."""
 
     line: int
