@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +18,7 @@ from oomguard.cli.options import (
     format_option,
     option,
 )
-from oomguard.core.errors import SettingError, UsageError, exit_status_of
-from oomguard.core.facts import GIB, parse_size
+from oomguard.core.errors import UsageError, exit_status_of
 from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
@@ -607,7 +605,9 @@ def _plan(
     if engine == "transformers":
         own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
         return _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
-    settings["cpu_offload_bytes"] = _bytes_of_gib(settings.pop("cpu_offload_gb"))
+    from oomguard.planning.host_memory import bytes_of_gib
+
+    settings["cpu_offload_bytes"] = bytes_of_gib("cpu_offload_gb", settings.pop("cpu_offload_gb"))
     asked = read_start_request(
         model,
         **gpu_options,
@@ -659,34 +659,23 @@ def _host_words(settings: dict[str, Any]) -> list[str]:
 
 def _host(asked: StartRequest, settings: dict[str, Any]) -> HostBudget | None:
     """Return the host's memory of a start; None if no option concerns it."""
-    offloading = settings["kv_offloading_size"]
-    swap = settings["swap_space"]
-    limit = settings["host_memory"]
-    if not (offloading or swap or limit or asked.settings.cpu_offload_bytes):
-        return None
-    from oomguard.estimate.start.kv_cache import start_caches
-    from oomguard.planning.host_memory import plan_host
+    from oomguard.planning.host_memory import host_of_start
 
-    return plan_host(
+    return host_of_start(
         asked.model,
         asked.settings,
-        kv_offloading_bytes=_bytes_of_gib(offloading),
-        swap_bytes=_bytes_of_gib(swap),
-        limit_bytes=None if limit is None else parse_size(limit).bytes,
-        layer_groups=len(start_caches(asked.model, asked.settings).layout.groups),
+        host_memory=settings["host_memory"],
+        kv_offloading_size=settings["kv_offloading_size"],
+        swap_space=settings["swap_space"],
     )
-
-
-def _bytes_of_gib(size_gib: float) -> int:
-    if not math.isfinite(size_gib):
-        raise SettingError(f"cpu_offload_gb must be a finite number, got {size_gib}")
-    return round(size_gib * GIB)
 
 
 def _plan_start(
     asked: StartRequest, form: str, color: str, *, by_engine: bool, host: HostBudget | None
 ) -> Fit:
     """Print the plan of a start; return whether it fits, on the GPUs and on the host."""
+    from dataclasses import replace
+
     from oomguard.planning.start import plan_by_engine, plan_start
     from oomguard.report.json import json_line
     from oomguard.report.plan import plan_record, print_start_plan
@@ -695,20 +684,18 @@ def _plan_start(
         plan = plan_by_engine(asked)
     else:
         plan = plan_start(asked)
-    fit = plan.fit
-    if host is not None and host.fits is False:
-        fit = "no"
+    plan = replace(plan, host=host)
     if form == "json":
         record = plan_record(plan)
         if host is not None:
-            record |= {"host": host.record(), "fit": fit, "fits": fit == "yes"}
+            record |= {"host": host.record(), "fit": plan.fit, "fits": plan.fits}
         click.echo(json_line(record))
     else:
         screen = console_of(form, color)
         print_start_plan(screen, plan)
         if host is not None:
             screen.print(host.line(), markup=False, soft_wrap=True)
-    return fit
+    return plan.fit
 
 
 def _solve_start(asked: StartRequest, name: str, form: str, color: str) -> Fit:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import SettingError
+from oomguard.core.facts import format_gib
 from oomguard.core.files import read_tables
 
 if TYPE_CHECKING:
@@ -180,6 +181,13 @@ def most_free_ratio() -> float:
     return float(tables()["ceilings"]["most_free_ratio"])
 
 
+def host_reserve_bytes(total_bytes: float) -> float:
+    """Return the bytes of unified memory that the host keeps, as ``oomguard run`` does."""
+    known = tables()["ceilings"]
+    least = min(known["host_reserve_least_bytes"], known["host_reserve_most_ratio"] * total_bytes)
+    return float(max(known["host_reserve_ratio"] * total_bytes, least))
+
+
 def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
     """Return a GPU's kind of memory: unified by its name, otherwise by the host."""
     plain = "".join(c for c in (gpu_name or "").lower() if c.isalnum())
@@ -212,10 +220,17 @@ def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int |
     )
     if ratio is None and replicas == 1:
         return None, ""
-    free = round((1.0 if ratio is None else ratio) * total_bytes / replicas)
+    free = (1.0 if ratio is None else ratio) * total_bytes
+    reserve = 0.0
+    if kind == "unified":
+        reserve = host_reserve_bytes(total_bytes)
+    free = max(0, round((free - reserve) / replicas))
     if ratio is not None:
         reasons = [f"{ratio:.0%} of a device with {kind} memory is free at a start"]
     else:
         reasons = []
-    reasons += [f"{replicas} replicas share it evenly"] if replicas > 1 else []
+    if reserve:
+        reasons.append(f"the host reserve takes {format_gib(reserve)} of it")
+    if replicas > 1:
+        reasons.append(f"{replicas} replicas share it evenly")
     return free, ", ".join(reasons)

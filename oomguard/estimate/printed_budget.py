@@ -14,9 +14,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from oomguard.core.facts import GIB, Fact, format_gib, format_rounded, number_of
+from oomguard.core.facts import GIB, Fact, number_of
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
+from oomguard.estimate.sleep import with_sleep
 from oomguard.scan.effective_settings import with_requested_share
 
 # A KV cache size in bytes has no effect if something hidden overrides it.
@@ -55,99 +56,6 @@ def with_explicit_pool(incident: Incident) -> Incident:
     return replace(
         incident, facts=MappingProxyType(facts), settings={**incident.settings, _NAME: in_force}
     )
-
-
-# Sleep mode returns an engine's device memory and takes it again. The log's sizes become sentences
-# for the rules.
-
-# Ray actors that contain a trainer and wake its engine: verl, OpenRLHF and programs based on them.
-_TRAINERS: Final = (
-    "WorkerDict",
-    "ActorModel",
-    "PolicyModel",
-    "ActorRollout",
-    "TrainRayActor",
-    "MegatronTrain",
-    "FSDPTrain",
-)
-_UNKNOWN: Final = "The log does not show how much memory the engine freed when it went to sleep."
-
-
-def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
-    """Add the log's sleep facts and return the phase.
-
-    The phase is ``wake_up`` if the sleep mode's allocator failed while the engine slept.
-    """
-    if _is(facts, "pool_allocator") and _is(facts, "asleep"):
-        phase = "wake_up"
-    is_beside_sleeper = _is(facts, "asleep") and "sleep_failed_cycle" in facts
-    if phase != "wake_up" and not is_beside_sleeper:
-        return phase
-    if (incident.location.process or "").startswith(_TRAINERS):
-        facts.setdefault("trainer_frames", Fact("trainer_frames", True, "solved"))
-    text = " ".join(_sentences(facts, is_waking=phase == "wake_up")) or _UNKNOWN
-    used = facts.get("sleep_used_bytes")
-    facts.setdefault(
-        "sleep_account",
-        Fact("sleep_account", text, "solved", line=None if used is None else used.line),
-    )
-    return phase
-
-
-def _sentences(facts: dict[str, Fact], *, is_waking: bool) -> list[str]:
-    """Return sentences about the freed, the remaining and the newly used memory."""
-    sentences = _first_failed(facts)
-    freed = facts.get("sleep_freed_bytes")
-    used = facts.get("sleep_used_bytes")
-    needed = facts.get("wake_needed_bytes") or freed
-    each = facts.get("sleep_used_each")
-    if freed is not None and used is not None:
-        sentences.append(
-            f"Its last sleep freed {_size(freed)}; {_size(used)} of the device stayed in use."
-        )
-    if each is not None and " " in str(each.value):
-        sentences.append(f"After each sleep {each.value} GiB stayed in use.")
-    if needed is None or not is_waking:
-        return sentences
-    if needed is not freed:
-        sentences.append(f"It needs {_size(needed)} to wake up.")
-    total = number_of(facts, "device_total_bytes")
-    if total and used is not None:
-        taken = round(total - float(needed.value) - float(used.value))
-        if taken > 0:
-            slack = needed.slack + used.slack
-            sentences.append(
-                f"So other allocations took at least {format_rounded(taken, slack)} while it slept."
-            )
-    return sentences
-
-
-def _first_failed(facts: dict[str, Fact]) -> list[str]:
-    """Return the sentence about the first sleep that did not release its memory, if any."""
-    cycle = number_of(facts, "sleep_failed_cycle")
-    used = number_of(facts, "sleep_failed_used_bytes")
-    least = number_of(facts, "sleep_least_used_bytes")
-    if cycle is None or used is None or least is None:
-        return []
-    instead = ""
-    if used > least:
-        instead = f" instead of {format_gib(least)}"
-    if _is(facts, "sleep_kept_by_engine"):
-        sentence = f"Sleep {cycle:.0f} was the first that did not release the engine's memory"
-    else:
-        sentence = (
-            f"Sleep {cycle:.0f} was the first after which another program had more memory, because "
-            "the engine freed as much as before"
-        )
-    return [f"{sentence}: {format_gib(used)} stayed in use{instead}."]
-
-
-def _is(facts: dict[str, Fact], name: str) -> bool:
-    return name in facts and facts[name].value is True
-
-
-def _size(fact: Fact) -> str:
-    return format_rounded(float(fact.value), fact.slack)
 
 
 # SGLang's ``mem_fraction_static`` covers weights and KV pool together. The pool comes after the

@@ -6,13 +6,16 @@ its size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 from packaging.version import Version
 
-from oomguard.core.facts import GIB, format_gib
+from oomguard.core.errors import SettingError
+from oomguard.core.facts import GIB, format_gib, parse_size
 from oomguard.estimate.model.model import Model
+from oomguard.estimate.start.kv_cache import start_caches
 from oomguard.estimate.start.start import VllmSettings
 
 # Besides its share of the offloaded KV cache a worker had 3 GB of host memory: the measurements of
@@ -86,6 +89,49 @@ class HostBudget:
         else:
             verdict = f"does not fit: the host has only {format_gib(self.limit_bytes)}"
         return f"{need} ({parts}); {verdict}"
+
+
+def host_of_start(
+    model: Model,
+    settings: VllmSettings,
+    *,
+    host_memory: str | int | None = None,
+    kv_offloading_size: float = 0,
+    swap_space: float = 0,
+) -> HostBudget | None:
+    """Return the host's memory of a start; None if no argument concerns it.
+
+    The arguments are those of ``oomguard.plan``; sizes of vLLM's flags are in GiB.
+
+    Raises:
+        SettingError: a size is not finite or has no unit.
+    """
+    if not (kv_offloading_size or swap_space or host_memory or settings.cpu_offload_bytes):
+        return None
+    limit: int | None
+    if isinstance(host_memory, str):
+        limit = parse_size(host_memory).bytes
+    else:
+        limit = host_memory
+    return plan_host(
+        model,
+        settings,
+        kv_offloading_bytes=bytes_of_gib("kv_offloading_size", kv_offloading_size),
+        swap_bytes=bytes_of_gib("swap_space", swap_space),
+        limit_bytes=limit,
+        layer_groups=len(start_caches(model, settings).layout.groups),
+    )
+
+
+def bytes_of_gib(name: str, size_gib: float) -> int:
+    """Return the bytes of a flag in GiB.
+
+    Raises:
+        SettingError: the size is not finite.
+    """
+    if not math.isfinite(size_gib):
+        raise SettingError(f"{name} must be a finite number, got {size_gib}")
+    return round(size_gib * GIB)
 
 
 def plan_host(

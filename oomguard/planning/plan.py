@@ -15,6 +15,7 @@ from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
+from oomguard.planning.host_memory import host_of_start
 from oomguard.planning.setting_values import (
     CALL_SETTINGS,
     START_SETTINGS,
@@ -235,6 +236,7 @@ def _largest_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int 
     return low
 
 
+_ABOUT_HOST: Final = ("host_memory", "kv_offloading_size", "swap_space")
 MemoryKind = Literal["discrete", "wsl2", "unified"]
 
 
@@ -255,6 +257,9 @@ def plan(
     use_calibrations: bool = True,
     compile_cache: str | Path | None = None,
     ask_engine: bool = False,
+    host_memory: str | int | None = None,
+    kv_offloading_size: float = 0,
+    swap_space: float = 0,
     **settings: SettingValue,
 ) -> StartPlan: ...
 @overload
@@ -300,6 +305,10 @@ def plan(
                 None: this machine's, if the GPU is on this machine.
             ask_engine: vLLM: whether the installed vLLM lays out the KV cache, in about ten
                 seconds.
+            host_memory: vLLM: the memory of the host or container, to check as well. None: not
+                checked.
+            kv_offloading_size: vLLM: GiB of the KV cache in host memory, all ranks together.
+            swap_space: vLLM: GiB of swap space of each rank, which only old versions use.
             trace: transformers: whether to run the model's own code under fake tensors. It is
                 exact, needs no GPU and takes seconds.
             The settings by canonical name, such as ``max_model_len=8192`` or ``batch_size=4``.
@@ -326,7 +335,9 @@ def plan(
     if engine != "vllm":
         raise SettingError(f"engine is {engine!r}", hint="one of vllm, transformers")
     by_engine = asked.pop("ask_engine", False)
+    about_host = {name: asked.pop(name) for name in _ABOUT_HOST if name in asked}
     start = read_start_request(path, **asked)
+    host = host_of_start(start.model, start.settings, **about_host)
     if by_engine:
-        return plan_by_engine(start)
-    return plan_start(start)
+        return replace(plan_by_engine(start), host=host)
+    return replace(plan_start(start), host=host)

@@ -27,6 +27,7 @@ from oomguard.estimate.model.parameters import is_transformers_here
 from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
+from oomguard.planning.host_memory import HostBudget
 from oomguard.planning.setting_values import START_SETTINGS, SettingValue, read_values
 from oomguard.remedy.from_estimate import start_patch
 
@@ -254,6 +255,7 @@ class StartPlan(ShownRecord):
         needed: what would make it fit if no setting does; None if a setting helps, or vLLM itself
             computed the plan.
         unsure: why the plan is unsure and what would decide; None if it is not unsure.
+        host: the memory of the host; None if nothing asks for it.
     """
 
     budget: StartBudget
@@ -261,16 +263,22 @@ class StartPlan(ShownRecord):
     changes: tuple[Patch, ...] = ()
     needed: Needed | None = None
     unsure: Unsure | None = None
+    host: HostBudget | None = None
 
     @property
     def fit(self) -> Fit:
-        """Return whether the engine would start: ``yes``, ``no``, or ``unsure``."""
+        """Return whether the engine would start: ``yes``, ``no``, or ``unsure``.
+
+        It would not if the host cannot hold its part.
+        """
+        if self.host is not None and self.host.fits is False:
+            return "no"
         return self.budget.fit
 
     @property
     def fits(self) -> bool:
         """Return whether the engine would surely start with the requested settings."""
-        return self.budget.fits
+        return self.fit == "yes"
 
 
 def read_start_request(

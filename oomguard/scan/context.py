@@ -5,13 +5,14 @@ These are settings, memory numbers and phases.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from oomguard.core.facts import GIB, Fact, number_of
+from oomguard.core.facts import GIB, Fact, FactValue, number_of
 from oomguard.core.incident import Evidence, Incident, Location, SettingInForce
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.scan.effective_settings import ECHO_ANCHOR, Echo, read_echo
@@ -103,6 +104,8 @@ PHASE_RANK: Final = (
     "prefill",
     "decode",
 )
+# Each line of such a list matches, too.
+_LISTS: Final = frozenset({"device_processes"})
 # These print messages but are not the engine that runs the model.
 NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
@@ -121,6 +124,13 @@ _DECIDED: Final = frozenset(SETTING_FACTS.values()) | {
     "quantized",
     "lora",
     "device_share_ratio",
+    "rl_framework",
+    "trainer_offloads",
+    "has_expandable_segments",
+    "sleep_level",
+    "deepspeed",
+    "megatron",
+    "verl_lora",
 }
 # No list of the user's settings contains these.
 _UNLISTED: Final = frozenset({"device_share_ratio"})
@@ -189,6 +199,9 @@ class Context:
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
     ending: EngineEnd = field(default_factory=EngineEnd)
     service: str | None = None
+    _sleeps: dict[str | None, _LastSleep] = field(default_factory=dict)
+    _awake_line: int = -1
+    _slept_before_bytes: int = 0  # of a sleeper in an earlier start
 
     @property
     def is_empty(self) -> bool:
@@ -271,6 +284,7 @@ class Context:
             lines=lines,
             frameworks=dict(self.frameworks),
             service=self.service,
+            _slept_before_bytes=self.sleeper_bytes,
         )
         if echo is None and self.listed_again is not None:
             following.take_echo(self.listed_again)
@@ -305,13 +319,45 @@ class Context:
             self.first_line = evidence.line
         mine = self.by_process.setdefault(process, {})
         for name, fact in facts.items():
+            if name in _LISTS and name in mine and str(fact.value) in str(mine[name].value):
+                continue  # a row of the list that is known
             if self.failed:
                 self.later.setdefault(process, {}).setdefault(name, fact)
             mine[name] = fact
             self.lines[process, name] = evidence
-        if "sleep_used_bytes" in facts:
-            _note_sleep(mine, facts["sleep_used_bytes"], facts.get("sleep_freed_bytes"))
+        if "asleep" in facts and facts["asleep"].value is True:
+            self._note_sleep(process, facts, evidence)
+        elif "asleep" in facts:
+            self._awake_line = line
         return None
+
+    def _note_sleep(
+        self, process: str | None, facts: Mapping[str, Fact], evidence: Evidence
+    ) -> None:
+        """Add one more sleep; ranks that print the same moment under one name are one sleep."""
+        line = evidence.line or 0
+        at_s = _seconds(evidence.text)
+        used = number_of(facts, "sleep_used_bytes")
+        freed = number_of(facts, "sleep_freed_bytes")
+        last = self._sleeps.get(process, _LastSleep(Sleeps(), Sleeps(), None, None, -1, None))
+        if at_s is None or last.at_s is None:
+            is_close = line - last.line <= _SAME_SLEEP_LINES
+        else:
+            is_close = (at_s - last.at_s) % _DAY_S <= _SAME_SLEEP_S
+        before = last.after
+        if last.line >= 0 and is_close and self._awake_line < last.line:
+            before = last.before
+            if used is None or (last.used is not None and last.used > used):
+                used = last.used
+                freed = last.freed
+        state = before.after(used, freed)
+        self._sleeps[process] = _LastSleep(before, state, used, freed, line, at_s)
+        mine = self.by_process[process]
+        for name, value in state.facts().items():
+            slack = facts[name].slack if name in facts else 0
+            mine[name] = Fact(name, value, line=evidence.line, slack=slack)
+        if process is not None:
+            mine["sleep_process"] = Fact("sleep_process", process, line=evidence.line)
 
     @property
     def death(self) -> Incident | None:
@@ -348,6 +394,15 @@ class Context:
             self.settings.clear()
         self.settings.update(echo.settings)
         self.settings_complete = self.settings_complete or echo.complete
+
+    @property
+    def sleeper_bytes(self) -> int:
+        """Return what stays in use on the device of an engine that sleeps; 0 if none does."""
+        sizes = [self._slept_before_bytes]
+        for facts in self.by_process.values():
+            if "asleep" in facts and facts["asleep"].value is True:
+                sizes.append(round(number_of(facts, "sleep_used_bytes") or 0))
+        return max(sizes)
 
     def all_facts(self) -> dict[str, Fact]:
         """Return the latest facts of all processes."""
@@ -444,45 +499,111 @@ class Context:
         return {**shared, **own}
 
 
-# More in use after a sleep than after the best one by these counts as not released; the kernels and
-# the context of a process grow by less.
-_SLEEP_GROWTH_BYTES: Final = GIB
-_SLEEP_GROWTH_RATIO: Final = 0.25
+# More in use after a sleep than after the best one by these counts as a residue; the kernels and the
+# context of a process grow by less.
+_RESIDUE_BYTES: Final = GIB
+_RESIDUE_RATIO: Final = 0.1
 # A sleep that frees less than this part of what was in use released nothing that counts.
 _SLEEP_FREED_RATIO: Final = 0.1
 _SAME_FREED_RATIO: Final = 0.9
+# The ranks of one engine print their sleep within this time, or on neighboring lines without a
+# clock.
+_SAME_SLEEP_S: Final = 5
+_SAME_SLEEP_LINES: Final = 2
+_CLOCK: Final = re.compile(r"\b(\d\d):(\d\d):(\d\d)\b")
+_DAY_S: Final = 86400
+# A residue grows if each of these sleeps left more than this part of the whole growth.
+_LEAST_GROWING_SLEEPS: Final = 3
+_GROWING_STEP_RATIO: Final = 0.05
 
 
-def _note_sleep(mine: dict[str, Fact], used: Fact, freed: Fact | None) -> None:
-    """Add one more sleep to a process's facts, and the first sleep that did not release."""
-    if "sleep_used_each" in mine:
-        before = str(mine["sleep_used_each"].value).split(", ")
-    else:
-        before = []
-    sizes = [*before, f"{float(used.value) / GIB:.2f}"][-MAX_SLEEPS:]
-    mine["sleep_used_each"] = Fact("sleep_used_each", ", ".join(sizes), line=used.line)
-    cycle = int(number_of(mine, "sleep_cycles") or 0) + 1
-    least = number_of(mine, "sleep_least_used_bytes")
-    size = float(used.value)
-    gone = None if freed is None else float(freed.value)
-    most = number_of(mine, "sleep_most_freed_bytes") or 0.0
-    found: dict[str, int] = {"sleep_cycles": cycle}
-    if least is None:
-        is_worse = gone is not None and gone < _SLEEP_FREED_RATIO * (gone + size)
-        found["sleep_least_used_bytes"] = round(size)
-    else:
-        is_worse = size - least > max(_SLEEP_GROWTH_BYTES, _SLEEP_GROWTH_RATIO * least)
-        found["sleep_least_used_bytes"] = round(min(size, least))
-    if is_worse and "sleep_failed_cycle" not in mine:
-        found["sleep_failed_cycle"] = cycle
-        found["sleep_failed_used_bytes"] = round(size)
-        # An engine that freed as much as before did its part, so another program has the memory.
-        is_by_others = gone is not None and gone > 0 and gone >= _SAME_FREED_RATIO * most
-        found["sleep_kept_by_engine"] = not is_by_others
-    if gone is not None:
-        found["sleep_most_freed_bytes"] = round(max(gone, most))
-    for name, value in found.items():
-        mine[name] = Fact(name, value, line=used.line)
+@dataclass(frozen=True, slots=True)
+class Sleeps:
+    """Hold what one process printed about its sleeps, without the memory of each one.
+
+    ``residue`` is the first sleep after which clearly more stayed in use: its number, the bytes in
+    use, and whether the engine itself kept them.
+    """
+
+    cycle: int = 0
+    sizes: tuple[float, ...] = ()
+    freed: float | None = None
+    least: float | None = None
+    most_freed: float = 0.0
+    residue: tuple[int, float, bool] | None = None
+
+    def after(self, used: float | None, freed: float | None) -> Sleeps:
+        """Return the state after one more sleep; None for sizes that it did not print."""
+        cycle = self.cycle + 1
+        if used is None:
+            return replace(self, cycle=cycle)
+        if self.least is None:
+            is_worse = freed is not None and freed < _SLEEP_FREED_RATIO * (freed + used)
+            least = used
+        else:
+            is_worse = used - self.least > max(_RESIDUE_BYTES, _RESIDUE_RATIO * self.least)
+            least = min(used, self.least)
+        residue = self.residue
+        if is_worse and residue is None:
+            # An engine that freed as much as before did its part, so another program has the
+            # memory.
+            wanted = _SAME_FREED_RATIO * self.most_freed
+            is_by_others = freed is not None and freed > 0 and freed >= wanted
+            residue = (cycle, used, not is_by_others)
+        return Sleeps(
+            cycle,
+            (*self.sizes, used)[-MAX_SLEEPS:],
+            freed,
+            least,
+            max(self.most_freed, freed or 0.0),
+            residue,
+        )
+
+    @property
+    def grows(self) -> bool:
+        """Return whether each of the last sleeps left clearly more than the one before."""
+        if len(self.sizes) < _LEAST_GROWING_SLEEPS:
+            return False
+        rise = self.sizes[-1] - self.sizes[0]
+        steps = [after - before for before, after in itertools.pairwise(self.sizes)]
+        return rise > _RESIDUE_BYTES and min(steps) > _GROWING_STEP_RATIO * rise
+
+    def facts(self) -> dict[str, FactValue]:
+        """Return the facts for the rules."""
+        found: dict[str, FactValue] = {"sleep_cycles": self.cycle}
+        if self.sizes:
+            found["sleep_used_bytes"] = round(self.sizes[-1])
+            found["sleep_used_each"] = ", ".join(f"{size / GIB:.2f}" for size in self.sizes)
+            found["sleep_least_used_bytes"] = round(self.least or 0.0)
+            found["sleep_most_freed_bytes"] = round(self.most_freed)
+            found["residue_grows"] = self.grows
+        if self.freed is not None:
+            found["sleep_freed_bytes"] = round(self.freed)
+        if self.residue is not None:
+            cycle, used, is_by_engine = self.residue
+            found["sleep_residue_cycle"] = cycle
+            found["sleep_residue_used_bytes"] = round(used)
+            found["sleep_kept_by_engine"] = is_by_engine
+        return found
+
+
+class _LastSleep(NamedTuple):
+    """Hold what a process printed before and after its last sleep, and that sleep's own line."""
+
+    before: Sleeps
+    after: Sleeps
+    used: float | None
+    freed: float | None
+    line: int
+    at_s: int | None
+
+
+def _seconds(text: str) -> int | None:
+    clock = _CLOCK.search(text)
+    if clock is None:
+        return None
+    hours, minutes, seconds = map(int, clock.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def nearest_phase(near: list[Near]) -> str | None:

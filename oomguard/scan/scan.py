@@ -405,6 +405,7 @@ _START_FACTS: Final = frozenset(
     }
 )
 
+_START_CHECK: Final = "startup_free_memory_below_utilization"
 # Phases that serve requests, and the phase of a text without one.
 _OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
 # vLLM's logger begins a record with "ERROR 02-14 11:08:20 worker.py:242]", in brackets since V1.
@@ -458,6 +459,9 @@ def complete_incident(
         near = [
             n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)
         ]
+    if incident.kind == _START_CHECK and context.sleeper_bytes:
+        beside = Fact("sleeper_bytes", context.sleeper_bytes, "solved")
+        incident = replace(incident, facts={**incident.facts, beside.name: beside})
     settings, complete = merged_settings(
         context.settings, given or {}, echo_complete=context.settings_complete
     )

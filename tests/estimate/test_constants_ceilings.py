@@ -7,6 +7,7 @@ import pytest
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB
 from oomguard.estimate.constants import free_at_start, kind_of
+from oomguard.supervisor.host_memory import default_reserve
 
 
 def test_the_kind_follows_the_gpu_then_the_host(subtests):
@@ -34,7 +35,15 @@ def test_under_wsl2_as_much_is_free_as_was_printed_there():
 
 def test_replicas_of_a_time_sliced_gpu_share_what_is_free():
     assert free_at_start(48 * GIB, "discrete", 2)[0] == 24 * GIB
-    assert free_at_start(48 * GIB, "unified", 2)[0] == free_at_start(24 * GIB, "unified")[0]
+    assert 2 * free_at_start(48 * GIB, "unified", 2)[0] == free_at_start(48 * GIB, "unified")[0]
+
+
+def test_unified_memory_keeps_what_run_keeps():
+    for total in (8 * GIB, 24 * GIB, 130663642563):
+        free, reason = free_at_start(total, "unified")
+        assert free == pytest.approx(0.83 * total - default_reserve(total), abs=2)
+        assert "host reserve takes" in reason
+    assert free_at_start(48 * GIB, "discrete") == (None, "")
 
 
 def test_an_unknown_kind_is_refused():

@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner
 from packaging.version import Version
 
+import oomguard
 from oomguard.cli.plan import command
+from oomguard.core.errors import SettingError
 from oomguard.planning.host_memory import plan_host, rounded_up
 from oomguard.planning.start import read_start_request
 
@@ -76,3 +78,14 @@ def test_a_host_that_cannot_hold_it_does_not_fit(model):
         assert (record["fits"], record["host"]["fits"]) == (not status, not status)
         assert record["host"]["need_bytes"] > 80 * GIB
         assert "--kv-offloading-size 80" in record["command"]
+
+
+def test_python_asks_about_the_host_like_the_command(model):
+    asked = {"gpu_memory": "80GiB", "max_model_len": 4096, "kv_offloading_size": 80}
+    for limit, fits in (("64GiB", False), (256 * GIB, True), (None, True)):
+        planned = oomguard.plan(str(model), host_memory=limit, **asked)
+        assert planned.fits == fits
+        assert planned.host.need_bytes > 80 * GIB
+    assert oomguard.plan(str(model), gpu_memory="80GiB").host is None
+    with pytest.raises(SettingError, match="kv_offloading_size must be a finite number"):
+        oomguard.plan(str(model), gpu_memory="80GiB", kv_offloading_size=float("nan"))

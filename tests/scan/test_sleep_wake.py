@@ -67,7 +67,7 @@ def test_freed_and_kept_bytes_per_sleep_are_in_the_text():
     assert facts["sleep_used_each"] == "2.50, 7.25"
     text = incident.causes[0].explanation
     assert "freed 60.00 GiB; 7.25 GiB of the device stayed in use" in text
-    assert "After each sleep 2.50, 7.25 GiB stayed in use." in text
+    assert "In use after each sleep: 2.50, 7.25 GiB." in text
     assert "It needs 58.00 GiB to wake up" in text
 
 

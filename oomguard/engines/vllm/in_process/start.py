@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
@@ -591,15 +591,22 @@ def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
         by_pid = device.used_bytes_by_pid or {}
         needed = sum(size for pid, size in freed.items() if pid in by_pid)
         if device.free_bytes is not None and needed > device.free_bytes:
+            if os.getpid() in by_pid and os.getpid() not in freed:
+                advice = "Move this program's tensors to the host and call torch.cuda.empty_cache()"
+            else:
+                advice = "End the other processes or let them sleep"
             raise WakeUpError(
-                f"oomguard did not wake the engine: it needs {format_gib(needed)} on GPU "
-                f"{device.index}, but {format_gib(device.free_bytes)} is free"
-                f"{_holders(device, freed)}",
-                hint=(
-                    "The engine still sleeps. End the other processes or let them sleep, then wake "
-                    "it up again."
-                ),
+                f"oomguard did not wake the engine after sleep {_sleeps(rows)}: it needs "
+                f"{format_gib(needed)} on GPU {device.index}, but "
+                f"{format_gib(device.free_bytes)} is free{_holders(device, freed)}",
+                hint=f"The engine still sleeps. {advice}, then wake it up again.",
             )
+
+
+def _sleeps(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return how often the engine slept: its workers each log every sleep."""
+    logged = Counter(row.get("pid") for row in rows if FREED.search(str(row.get("text"))))
+    return max(logged.values(), default=0)
 
 
 def _holders(device: Device, own: Mapping[int, int]) -> str:
@@ -608,13 +615,25 @@ def _holders(device: Device, own: Mapping[int, int]) -> str:
         pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own
     }
     largest = sorted(others, key=lambda pid: -others[pid])[:4]
-    listed = ", ".join(
-        f"process {pid} with {format_gib(others[pid])}" if others[pid] else f"process {pid}"
-        for pid in largest
-    )
-    if listed:
-        return f"; held by {listed}"
-    return ""
+    listed = []
+    for pid in largest:
+        name = f"{_name(pid)} (PID {pid})"
+        if others[pid]:
+            listed.append(f"{name} has {format_gib(others[pid])}")
+        else:
+            listed.append(f"{name} has an unknown part")
+    if not listed:
+        return ""
+    return f"; {', '.join(listed)}"
+
+
+def _name(pid: int) -> str:
+    if pid == os.getpid():
+        return "this program"
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "another process"
 
 
 # Capture what a start's processes print: for a process that died before it could send a record,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from oomguard import WakeUpError
@@ -10,7 +12,7 @@ from oomguard.engines.vllm.in_process.start import check_room, freed_bytes
 from oomguard.probe.nvml import Device
 
 GIB = 2**30
-WORKER, OTHER = 4100, 77
+WORKER, OTHER = 4100, 2**22 + 1  # no process has the second number
 SLEPT = {
     "pid": WORKER,
     "text": "Sleep mode freed 12.40 GiB memory, 1.10 GiB memory is still in use.",
@@ -38,13 +40,22 @@ def test_what_a_worker_gave_up_is_what_it_said_last():
 
 
 def test_too_little_free_memory_has_both_numbers_and_holders(monkeypatch):
-    on(monkeypatch, device(3.2, {WORKER: GIB, OTHER: 9 * GIB, 78: None}))
+    on(monkeypatch, device(3.2, {WORKER: GIB, OTHER: 9 * GIB, OTHER + 1: None}))
     with pytest.raises(WakeUpError) as raised:
         check_room([SLEPT])
     assert str(raised.value) == (
-        "oomguard did not wake the engine: it needs 12.40 GiB on GPU 0, but 3.20 GiB is free; held by process 77 with 9.00 GiB, process 78"
+        "oomguard did not wake the engine after sleep 1: it needs 12.40 GiB on GPU 0, but 3.20 GiB is free;"
+        f" another process (PID {OTHER}) has 9.00 GiB, another process (PID {OTHER + 1}) has an unknown part"
     )
     assert "wake it up again" in raised.value.__notes__[0]
+
+
+def test_a_trainer_in_the_same_program_is_named(monkeypatch):
+    on(monkeypatch, device(3.2, {WORKER: GIB, os.getpid(): 9 * GIB}))
+    with pytest.raises(WakeUpError, match="after sleep 2") as raised:
+        check_room([SLEPT, SLEPT])
+    assert f"this program (PID {os.getpid()}) has 9.00 GiB" in str(raised.value)
+    assert "torch.cuda.empty_cache()" in raised.value.hint
 
 
 def test_where_there_is_room_or_nothing_is_known_it_is_woken(subtests, monkeypatch):
