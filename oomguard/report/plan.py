@@ -84,7 +84,7 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
     )
     console.print(Text(f"{head}, {format_gib(call.gpu_total_bytes)}", style="bold"), soft_wrap=True)
     console.print(BudgetBar(budget_of_call(call), ascii_only=not utf, table=True))
-    peak = _range(call.peak_bytes, call.uncertainty_bytes)
+    peak = _range(call.peak_bytes, call.uncertainty_bytes, call.uncertainty_bytes)
     if call.traced:
         how = "the model's own code under fake tensors"
     else:
@@ -121,12 +121,12 @@ def _spare(size_bytes: int) -> str:
     return f"{format_gib(size_bytes)} to spare"
 
 
-def _range(size_bytes: int, uncertain_bytes: int) -> str:
+def _range(size_bytes: int, below_bytes: int, above_bytes: int) -> str:
     """Return a size and its range: ``60.20 GiB, between 58.20 and 62.20``."""
-    if not uncertain_bytes:
+    if not below_bytes and not above_bytes:
         return format_gib(size_bytes)
-    low = max(0, size_bytes - uncertain_bytes) / GIB
-    high = (size_bytes + uncertain_bytes) / GIB
+    low = max(0, size_bytes - below_bytes) / GIB
+    high = (size_bytes + above_bytes) / GIB
     return f"{size_bytes / GIB:.2f} GiB, between {low:.2f} and {high:.2f}"
 
 
@@ -210,6 +210,8 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "reasons": list(start.reasons),
         "assumptions": list(start.assumptions),
         "uncertainty_bytes": start.uncertainty_bytes,
+        "uncertainty_above_bytes": start.uncertainty_above_bytes,
+        "more_bytes": start.more_bytes,
         "uncertain_part": start.uncertain_part,
         "unread": list(start.unread),
         "parts": [
@@ -320,7 +322,9 @@ def _kv_cache(start: StartBudget) -> Table:
     table.add_column(style="dim")
     table.add_column()
     if start.settings.kv_cache_memory_bytes is None:
-        pool = _range(start.kv_cache_pool_bytes, start.uncertainty_bytes)
+        pool = _range(
+            start.kv_cache_pool_bytes, start.uncertainty_bytes, start.uncertainty_above_bytes
+        )
     else:
         pool = format_gib(start.kv_cache_pool_bytes)
     table.add_row("KV cache", pool)
