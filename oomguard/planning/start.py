@@ -228,11 +228,12 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
     spare = budget.spare_bytes
     if budget.beyond_bytes:
         spare = -budget.beyond_bytes
-    uncertain = f"{format_gib(budget.uncertainty_bytes)} is uncertain"
     if spare >= 0:
-        because = f"{format_gib(spare)} is to spare, but {uncertain}"
+        uncertain = format_gib(budget.uncertainty_bytes)
+        because = f"{format_gib(spare)} is to spare, but {uncertain} less is possible"
     else:
-        because = f"{format_gib(-spare)} is missing, but {uncertain}"
+        above = max(budget.uncertainty_bytes, budget.uncertainty_above_bytes)
+        because = f"{format_gib(-spare)} is missing, but {format_gib(above)} more is possible"
     if budget.uncertain_part != "weights":
         return Unsure(because, "the parts that vLLM measures at its start", _LOG_HINT)
     if is_transformers_here():
