@@ -309,9 +309,9 @@ def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[LayerGroup, 
 
 # The KV cache of a start before its pool is known, including the draft's layers.
 
-# Each token and head of the cache with own scales has a four-byte one beside its elements, of which
-# nearly all heads have 128. A latent vector of fp8_ds_mla has 512 elements of a byte with a scale for
-# 128 each, and 64 of rotary positions in half precision (v1/attention/backends/mla of 0.32).
+# A cache with own scales has a four-byte one for each token and head; nearly all heads have 128
+# elements. A latent vector of fp8_ds_mla has 512 elements of a byte, a scale for 128 each, and 64
+# of rotary positions in half precision (v1/attention/backends/mla of 0.32).
 _SCALED: Final = 1 + 4 / 128
 KV_ELEMENT_BYTES: Final = {
     "fp8_ds_mla": (512 + 4 * 512 / 128 + 2 * 64) / (512 + 64),
