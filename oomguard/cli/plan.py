@@ -571,27 +571,16 @@ def _plan(
     model: str,
     form: str,
     *,
-    gpu_memory: str | None,
-    gpu: int | None,
-    gpu_name: str | None,
-    driver_version: str | None,
-    memory_kind: str | None,
-    gpu_replicas: int,
-    device: str,
     engine: str,
-    engine_version: str | None,
-    calibrate: tuple[str, ...],
     ask_engine: bool,
-    no_calibration: bool,
     trace: bool,
     sweep: str | None,
     solve: str | None,
     color: str,
-    **settings: Any,
+    **options: Any,
 ) -> Fit:
     """Print one plan, or one row for each value of a sweep; return whether all of them fit."""
-    from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
-    from oomguard.planning.start import read_start_request
+    from oomguard.planning.setting_values import CALL_SETTINGS
 
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
@@ -599,34 +588,53 @@ def _plan(
         raise UsageError(
             "--solve works for one plan of vLLM only", hint="leave out --sweep and --ask-engine"
         )
-    gpu_options: dict[str, Any] = {
-        "gpu_memory": gpu_memory,
-        "gpu": gpu,
-        "gpu_name": gpu_name,
-    }
     if engine == "transformers":
-        own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
-        return _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
-    settings["cpu_offload_bytes"] = _bytes_of_gib(settings.pop("cpu_offload_gb"))
-    asked = read_start_request(
-        model,
-        **gpu_options,
-        driver_version=driver_version,
-        memory_kind=memory_kind,
-        gpu_replicas=gpu_replicas,
-        device=device,
-        engine_version=engine_version,
-        calibrate=calibrate,
-        use_calibrations=not no_calibration,
-        not_counted=ctx.meta.get(OTHER_FLAGS, ()),
-        kept_words=(*ctx.meta.get(KEPT_WORDS, ()), *_host_words(settings)),
-        **{name: value for name, value in settings.items() if name in START_SETTINGS},
-    )
+        gpu = {name: options[name] for name in ("gpu_memory", "gpu", "gpu_name")}
+        own = {name: value for name, value in options.items() if name in CALL_SETTINGS}
+        return _plan_call(model, sweep, form, color, **gpu, trace=trace, **own)
+    asked = start_request(ctx, model, **options)
     if solve:
         return _solve_start(asked, solve, form, color)
     if sweep:
         return _sweep_start(asked, sweep, form, color)
-    return _plan_start(asked, form, color, by_engine=ask_engine, host=_host(asked, settings))
+    return _plan_start(asked, form, color, by_engine=ask_engine, host=_host(asked, options))
+
+
+def start_request(
+    ctx: click.Context,
+    model: str,
+    *,
+    engine_version: str | None,
+    calibrate: tuple[str, ...],
+    no_calibration: bool,
+    cpu_offload_gb: float,
+    **options: Any,
+) -> StartRequest:
+    """Return the start that the options of a command ask for; a context has its other flags."""
+    from oomguard.planning.setting_values import START_SETTINGS
+    from oomguard.planning.start import read_start_request
+
+    others = (
+        "gpu_memory",
+        "gpu",
+        "gpu_name",
+        "driver_version",
+        "memory_kind",
+        "gpu_replicas",
+        "device",
+    )
+    own = {name: value for name, value in options.items() if name in START_SETTINGS}
+    return read_start_request(
+        model,
+        **{name: options[name] for name in others},
+        engine_version=engine_version,
+        calibrate=calibrate,
+        use_calibrations=not no_calibration,
+        not_counted=ctx.meta.get(OTHER_FLAGS, ()),
+        kept_words=(*ctx.meta.get(KEPT_WORDS, ()), *_host_words(options)),
+        cpu_offload_bytes=_bytes_of_gib(cpu_offload_gb),
+        **own,
+    )
 
 
 _STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}

@@ -106,15 +106,14 @@ def _read_total(memory: str | int) -> int:
         total = parse_size(memory).bytes
     else:
         total = memory
-    number = str(memory).strip()
-    has_unit = number[-1:].isalpha()
-    if not has_unit and not isinstance(total, bool) and 0 < total < _LEAST_TOTAL_BYTES:
-        raise SettingError(
-            f"gpu_memory is {number}, a size without a unit", hint=f"write {number}GiB"
-        )
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         hint = "give the total memory of one GPU, in bytes or as a size such as 24GiB"
         raise SettingError(f"gpu_memory must be a size above zero, got {memory!r}", hint=hint)
+    number = str(memory).strip()
+    if total < _LEAST_TOTAL_BYTES and not number[-1].isalpha():
+        raise SettingError(
+            f"gpu_memory is {number}, a size without a unit", hint=f"write {number}GiB"
+        )
     return total
 
 
