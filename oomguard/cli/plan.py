@@ -546,9 +546,10 @@ class PlanCommand(GroupedCommand):
 def command(ctx: click.Context, /, model: str, form: str, exit_code: bool, **options: Any) -> int:
     """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
 
-    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads no weights
-    and starts nothing. You can give a whole vllm serve command instead of MODEL: the plan names
-    those of its flags that take memory but are not counted.
+    MODEL is a folder, a config.json, a GGUF file, a name on the hub, or a YAML file with several
+    services that share the GPUs of a machine. oomguard loads no weights and starts nothing. You can
+    give a whole vllm serve command instead of MODEL: the plan names those of its flags that take
+    memory but are not counted.
 
     Exit status: 0 after success, 2 after a usage error or if the model is unreadable. With
     --exit-code, 1 if the model does not fit and 3 if the plan is unsure.
@@ -588,6 +589,8 @@ def _plan(
         raise UsageError(
             "--solve works for one plan of vLLM only", hint="leave out --sweep and --ask-engine"
         )
+    if model.endswith((".yaml", ".yml")):
+        return _plan_stack(model, form, color, options)
     if engine == "transformers":
         gpu = {name: options[name] for name in ("gpu_memory", "gpu", "gpu_name")}
         own = {name: value for name, value in options.items() if name in CALL_SETTINGS}
@@ -598,6 +601,26 @@ def _plan(
     if sweep:
         return _sweep_start(asked, sweep, form, color)
     return _plan_start(asked, form, color, by_engine=ask_engine, host=_host(asked, options))
+
+
+def _plan_stack(path: str, form: str, color: str, options: dict[str, Any]) -> Fit:
+    """Print where the services of a file go; return whether all of them fit."""
+    from oomguard.cli.read_stack import read_stack
+    from oomguard.planning.stack import plan_stack
+    from oomguard.report.json import json_line
+    from oomguard.report.stack import print_stack, stack_record
+
+    def request_of(words: list[str]) -> StartRequest:
+        context = command.make_context("oomguard plan", words)
+        return start_request(context, **context.params)
+
+    gpus, services = read_stack(path, request_of, options)
+    stack = plan_stack(gpus, services)
+    if form == "json":
+        click.echo(json_line(stack_record(stack)))
+    else:
+        print_stack(console_of(form, color), stack)
+    return stack.fit
 
 
 def start_request(

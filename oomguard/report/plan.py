@@ -77,7 +77,7 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
         why = f": {format_gib(-spare)} is missing"
     else:
         why = f": {_spare(spare)}, but {format_gib(call.uncertainty_bytes)} is uncertain"
-    console.print(_verdict(call.fit, why), soft_wrap=True)
+    console.print(verdict(call.fit, why), soft_wrap=True)
     head = (
         f"{call.model}, transformers generate, {call.batch_size} rows of {call.prompt_tokens:,} + "
         f"{call.max_new_tokens:,} tokens"
@@ -108,7 +108,8 @@ _WORDS: Final[Mapping[Fit, tuple[str, str]]] = {
 }
 
 
-def _verdict(fit: Fit, why: str) -> Text:
+def verdict(fit: Fit, why: str) -> Text:
+    """Return the first line of a plan: whether it fits, and what follows the verdict."""
     from rich.text import Text
 
     words, style = _WORDS[fit]
@@ -284,7 +285,7 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
         * settings.pipeline_parallel_size
         * settings.data_parallel_size
     )
-    console.print(_verdict(plan.fit, _why(plan)), soft_wrap=True)
+    console.print(verdict(plan.fit, _why(plan)), soft_wrap=True)
     head = f"{start.model}, vLLM {settings.version}, {format_gib(settings.gpu_total_bytes)}"
     console.print(
         Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True
