@@ -581,8 +581,6 @@ def _plan(
     **options: Any,
 ) -> Fit:
     """Print one plan, or one row for each value of a sweep; return whether all of them fit."""
-    from oomguard.planning.setting_values import CALL_SETTINGS
-
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
     if solve and (sweep or ask_engine or engine == "transformers"):
@@ -592,6 +590,8 @@ def _plan(
     if model.endswith((".yaml", ".yml")):
         return _plan_stack(model, form, color, options)
     if engine == "transformers":
+        from oomguard.planning.plan import CALL_SETTINGS
+
         gpu = {name: options[name] for name in ("gpu_memory", "gpu", "gpu_name")}
         own = {name: value for name, value in options.items() if name in CALL_SETTINGS}
         return _plan_call(model, sweep, form, color, **gpu, trace=trace, **own)

@@ -14,9 +14,6 @@ from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
 from oomguard.core.setting_spellings import default_value
-from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Launcher
-from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.vllm.own_command import serve_command
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
@@ -28,10 +25,12 @@ from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.planning.setting_values import START_SETTINGS, SettingValue, read_values
-from oomguard.remedy.from_estimate import start_patch
 
 if TYPE_CHECKING:
     from packaging.version import Version
+
+    from oomguard.engines.command import Launch
+    from oomguard.engines.protocol import Launcher
 
 
 # The target GPU is given by its size, by its name, or is one of this machine.
@@ -431,6 +430,10 @@ def plan_start(asked: StartRequest) -> StartPlan:
     if found.budget is None:
         needed = Needed(found.tensor_parallel_size, found.gpu_total_bytes, found.without_images)
         return StartPlan(budget, None, needed=needed, unsure=unsure)
+    if not found.changed:
+        return _fitting(asked, budget, found.budget.settings, ())
+    from oomguard.remedy.from_estimate import start_patch
+
     pool = format_gib(found.budget.kv_cache_pool_bytes)
     length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
@@ -470,6 +473,8 @@ def plan_by_engine(asked: StartRequest) -> StartPlan:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None, unsure=why_unsure(asked.model, budget))
+    from oomguard.remedy.from_estimate import start_patch
+
     reason = "the longest request that fits by vLLM's own layout"
     change = start_patch(
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)
@@ -547,6 +552,8 @@ class CommandStart:
 
 def engine_version(launch: Launch) -> str | None:
     """Return the version of the engine that a launch would start, or None if not found."""
+    from oomguard.engines.registry import insight_of, launcher_of
+
     return launch.engine_version or insight_of(launcher_of(launch)).version(launch)
 
 
@@ -555,6 +562,8 @@ def devices_needed(launch: Launch) -> tuple[int, int] | None:
 
     Returns None if the command does not start an engine.
     """
+    from oomguard.engines.registry import launcher_of
+
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
         return None
@@ -573,6 +582,8 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
         launch: the command as the user wrote it.
         version: the engine's version; None uses the installed one, else the newest known.
     """
+    from oomguard.engines.registry import launcher_of
+
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
         return "this is not an engine's own command, so its memory is unknown before it runs"

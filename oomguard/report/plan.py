@@ -11,12 +11,9 @@ from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.setting_spellings import as_flag
-from oomguard.estimate.call.trace import CallBudget
 from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
-from oomguard.planning.plan import SolvedSetting
-from oomguard.planning.start import StartPlan
 from oomguard.report.bar import BudgetBar
 from oomguard.report.json import SCHEMA
 from oomguard.report.redact import mask_command
@@ -25,6 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.planning.plan import SolvedSetting
+    from oomguard.planning.start import StartPlan
 
 
 def call_record(call: CallBudget) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def generate_row_bytes(
         prefill += prompt_tokens * prompt_tokens
     total_tokens = prompt_tokens + max_new_tokens
     decode = total_tokens * (kv_token + kv_token // (2 * shape.layers) + repeated)
-    return max(prefill, decode) + logits_bytes(shape)
+    # The logits of the last position follow the layers, whose tensors are free by then.
+    sampled = max(prompt_tokens * kv_token, decode) + logits_bytes(shape)
+    return max(prefill, sampled)
 
 
 def repeated_bytes(shape: ModelShape, *, padded: bool, eager: bool) -> int:
