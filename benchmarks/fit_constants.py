@@ -19,30 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oomguard.memory
 
+from oomguard.estimate import constants
 from support.figure import conclude
 from support.fit_parts import weighted_quantile, weights_of
-from support.held_out import PLAIN_RANGE, fit, held_out, sure, with_counts
+from support.held_out import DEVICE_RATIO, fit, held_out, sure, with_counts
 from support.published import published
 
-FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
-# What is added to the parts' own spread, as a share of the device: what other programs and
-# libraries take.
+FITTED = Path(constants.__file__).with_name("fitted.toml")
 # A little more than nine in ten, so that starts from elsewhere reach that.
 COVERED = 0.91
-DEVICE_RATIO = 0.005
-# What a plan keeps back is what so many starts took at most beyond the parts; which of these costs
-# what is printed. A group of so many starts of a known GPU has its own parts, and keeps nothing
-# back.
-KEPT_QUANTILE = 0.6
-QUANTILES = (0.0, 0.5, 0.55, 0.6, 0.65, 0.7)
+# What a plan keeps back is what so many starts took at most beyond the parts, in spreads of the
+# pool; which of these costs what is printed. A group of so many starts of a known GPU has its own
+# parts, and keeps nothing back.
+KEPT_QUANTILE = 0.75
+QUANTILES = (0.0, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 MEASURED_STARTS = 5
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
     "too large": 10,
-    "width": 14,
+    "width": 12,
     "graphs": 20,
     "activation": 5,
     "non_torch": 0.15,
@@ -50,18 +47,18 @@ GOALS = {
 
 
 def kept_back(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[str, Any]]:
-    """Return the share of the device that a plan keeps back, as these predictions were
+    """Return the ratio of the pool's spread that a plan keeps back, as these predictions were
     too large.
     """
     own = [r for r in records if sure(r["row"]) and not r["row"]["spans"]]
-    beyond = [r["beyond_gib"] / r["row"]["gpu_total_gib"] for r in own]
+    beyond = [r["beyond_gib"] / r["spread_gib"] for r in own]
     weighted = list(zip(beyond, weights_of(r["row"]["group"] for r in own), strict=True))
     if quantile:
         ratio = max(0.0, weighted_quantile(weighted, quantile))
     else:
         ratio = 0.0
     return {
-        "elsewhere": {"device_ratio": round(ratio, 5), "quantile": quantile, "starts": len(own)}
+        "elsewhere": {"spread_ratio": round(ratio, 3), "quantile": quantile, "starts": len(own)}
     }
 
 
@@ -79,11 +76,11 @@ def keep_back(
 
 
 def _less(kept: dict[str, dict[str, Any]], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ratio = kept["elsewhere"]["device_ratio"]
+    ratio = kept["elsewhere"]["spread_ratio"]
     found = []
     for record in records:
-        beyond = record["beyond_gib"] - ratio * record["row"]["gpu_total_gib"]
-        found.append({**record, "pool": beyond / record["pool_gib"], "missed_gib": abs(beyond)})
+        beyond = record["beyond_gib"] - ratio * record["spread_gib"]
+        found.append({**record, "pool": beyond / record["pool_gib"], "beyond_gib": beyond})
     return found
 
 
@@ -112,9 +109,9 @@ def trade(pools: list[dict[str, Any]]) -> None:
     """
     whole = [record for record in pools if not record["row"]["spans"]]
     for quantile in QUANTILES:
-        share = kept_back(pools, quantile)["elsewhere"]["device_ratio"]
+        ratio = kept_back(pools, quantile)["elsewhere"]["spread_ratio"]
         print(
-            f"kept back by the quantile {quantile:4} of the others ({share:.2%} by all): "
+            f"kept back by the quantile {quantile:4} of the others ({ratio} spreads by all): "
             f"{_short(keep_back(whole, quantile))}"
         )
     print(f"by a quantile that the others choose: {_short(chosen_by_others(whole))}")
@@ -141,28 +138,34 @@ def measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by
-    kind of start.
+    """Return how a plan's range is widened so that nine in ten of these predictions lie inside: one
+    factor of the spread downwards, one upwards, with as many predictions beyond either.
     """
-    found = {}
-    for kind in PLAIN_RANGE:
-        own = [r for r in records if r["kind"] == kind]
-        misses = [
-            r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own
-        ]
-        factor = float(np.quantile(misses, COVERED, method="median_unbiased"))
-        found[kind] = {"device_ratio": DEVICE_RATIO, "factor": round(factor, 2), "starts": len(own)}
-    return found
+    below = [r["beyond_gib"] / r["spread_gib"] for r in records]
+    above = [(-r["beyond_gib"] - r["more_gib"]) / r["spread_gib"] for r in records]
+    factors = [
+        max(0.0, float(np.quantile(misses, (1 + COVERED) / 2, method="median_unbiased")))
+        for misses in (below, above)
+    ]
+    rule = {
+        "device_ratio": DEVICE_RATIO,
+        "factor_below": round(factors[0], 2),
+        "factor_above": round(factors[1], 2),
+        "starts": len(records),
+    }
+    return {"all": rule}
 
 
-def wide(record: dict[str, Any], rule: dict[str, Any]) -> float:
-    """The range of a start in GiB, from its parts' own spread and its device, as start_budget.py
-    has it.
-    """
-    own = rule["factor"] * math.hypot(
-        record["range_gib"], rule["device_ratio"] * record["row"]["gpu_total_gib"]
-    )
-    return math.hypot(own, record["page_cache_gib"])
+def wide(record: dict[str, Any], rule: dict[str, Any]) -> tuple[float, float]:
+    """The range of a start in GiB downwards and upwards, as start_budget.py has it."""
+    size = record["spread_gib"]
+    below = math.hypot(rule["factor_below"] * size, record["page_cache_gib"])
+    return below, rule["factor_above"] * size + record["more_gib"]
+
+
+def is_inside(record: dict[str, Any]) -> bool:
+    below, above = record["wide_gib"]
+    return bool(-above <= record["beyond_gib"] <= below)
 
 
 def main() -> None:
@@ -203,7 +206,7 @@ def main() -> None:
         )
     )
     if spans:
-        inside = sum(record["missed_gib"] <= record["wide_gib"] for record in spans)
+        inside = sum(map(is_inside, spans))
         with_them = 100 * statistics.fmean(abs(record["pool"]) for record in (*pools, *spans))
         said = f"{inside} inside the span stated, the mean of all with them {with_them:.1f} %"
         print(f"unified memory with the page cache counted or not, {len(spans)} starts: {said}")
@@ -248,15 +251,17 @@ def widen(pools: list[dict[str, Any]], by: str = "group") -> None:
     """
     for record in pools:
         others = [other for other in pools if other["row"][by] != record["row"][by]]
-        record["wide_gib"] = wide(record, ranges(others)[record["kind"]])
+        record["wide_gib"] = wide(record, ranges(others)["all"])
 
 
 def of_pools(name: str, records: list[dict[str, Any]]) -> tuple[str, bool]:
     sizes = [abs(100 * record["pool"]) for record in records]
     large = 100 * statistics.fmean(record["pool"] > 0.05 for record in records)
-    share = statistics.fmean(record["missed_gib"] <= record["wide_gib"] for record in records)
+    share = statistics.fmean(map(is_inside, records))
     low, high = wilson(share, len(records))
-    width = statistics.median(200 * record["wide_gib"] / record["pool_gib"] for record in records)
+    width = statistics.median(
+        100 * sum(record["wide_gib"]) / record["pool_gib"] for record in records
+    )
     median = statistics.median(sizes)
     mean = statistics.fmean(sizes)
     text = (

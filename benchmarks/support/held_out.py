@@ -11,14 +11,14 @@ from typing import Any
 from oomguard.core.facts import GIB
 from oomguard.estimate import constants
 from oomguard.estimate.start import cuda_graphs, defaults, non_torch, start_budget
-from oomguard.estimate.start.start_budget import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
 from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
 
 ORIGINAL = constants.tables
-NOTHING_KEPT = {"elsewhere": {"device_ratio": 0.0, "quantile": 0.5, "starts": 0}}
-PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", "other", "several")}
+NOTHING_KEPT = {"elsewhere": {"spread_ratio": 0.0, "quantile": 0.5, "starts": 0}}
+DEVICE_RATIO = 0.01
+PLAIN_RANGE = {"all": {"device_ratio": DEVICE_RATIO, "factor_below": 1.0, "factor_above": 1.0}}
 
 
 def fit(rows: list[Row]) -> dict[str, Any]:
@@ -103,7 +103,6 @@ def with_counts(row: Row) -> Row | None:
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
         "by_engine": str(cuda_graphs.by_engine(settings)),
         "left_gib": left_gib(row, plan, may_pin=start_budget.pinned_bytes(settings, shape) > 0),
-        "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,
         "counted": not any(
@@ -176,14 +175,13 @@ def record_of(row: Row) -> dict[str, Any]:
     if pool and pool > 0:
         found["pool"] = plan["kv_cache_pool_bytes"] / GIB / pool - 1
         found["beyond_gib"] = plan["kv_cache_pool_bytes"] / GIB - pool
-        found["missed_gib"] = abs(found["beyond_gib"])
         found["pool_gib"] = pool
         page_cache = plan["page_cache_bytes"] / GIB
         found["page_cache_gib"] = page_cache
-        found["range_gib"] = math.sqrt(
+        found["spread_gib"] = math.sqrt(
             max(0.0, (plan["uncertainty_bytes"] / GIB) ** 2 - page_cache**2)
         )
-        found["kind"] = row["kind"]
+        found["more_gib"] = plan["more_bytes"] / GIB
     if graphs and plan["cudagraph_bytes"]:
         found["graphs"] = plan["cudagraph_bytes"] / GIB / graphs - 1
     for part, (name, _) in PARTS.items():

@@ -121,6 +121,8 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
         except OomguardError as error:
             return str(error)
     found: dict[str, Any] = json.loads(said.getvalue().splitlines()[-1])
+    if "error" in found:
+        return str(found["error"])
     return found
 
 

@@ -1,9 +1,9 @@
-"""Run ``oomguard diff``: compare the logs of a start that worked and of one that failed."""
+"""Run ``oomguard diff``: compare two logs of a start, or one start under two versions of vLLM."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,11 +12,13 @@ from oomguard.cli.options import (
     Count,
     color_option,
     console,
+    console_of,
     format_option,
     option,
     read_rules,
     rules_option,
 )
+from oomguard.core.errors import UsageError
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
@@ -28,9 +30,16 @@ if TYPE_CHECKING:
     cls=GroupedCommand,
     common=("form", "old_start", "new_start", "exit_code"),
     example="oomguard diff worked.log failed.log",
+    context_settings={"ignore_unknown_options": True},
 )
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
+@click.argument("start", metavar="[MODEL …]", nargs=-1, type=click.UNPROCESSED)
+@option(
+    "--upgrade",
+    is_flag=True,
+    help="Plan MODEL with vLLM OLD and NEW, with any option of plan, and compare both.",
+)
 @format_option("the comparison")
 @option(
     "--old-start",
@@ -54,9 +63,14 @@ if TYPE_CHECKING:
     help="Print secrets, prompts and home folders as they are in the logs.",
 )
 @color_option
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     old: str,
     new: str,
+    start: tuple[str, ...],
+    upgrade: bool,
     form: str,
     old_start: int | None,
     new_start: int | None,
@@ -70,9 +84,18 @@ def command(
     OLD is the log of a start that worked, and NEW the log of a start that failed. One of them may
     be - for standard input. Both may be compressed.
 
+    With --upgrade OLD and NEW are versions of vLLM, and MODEL and its options are those of plan:
+    the table shows what the versions' defaults and accounting change for this model.
+
     Exit status: 0 after success, 1 with --exit-code if anything differs, 2 after a usage error or
     if an input is unreadable or contains no engine start.
     """
+    if upgrade:
+        return _compare_versions(old, new, start, form, color, exit_code=exit_code)
+    if start:
+        if start[0].startswith("-"):
+            raise click.NoSuchOption(start[0], ctx=ctx)
+        raise click.UsageError(f"Got unexpected extra argument ({start[0]})", ctx=ctx)
     from oomguard.comparison.diff import diff_logs
     from oomguard.report.redact import unmasked
 
@@ -99,3 +122,35 @@ def _show(comparison: Comparison, form: str, color: str) -> None:
         text = to_difference_markdown(comparison)
     # Text for other programs is UTF-8, whatever the terminal's encoding.
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
+
+
+def _compare_versions(
+    old: str, new: str, start: tuple[str, ...], form: str, color: str, *, exit_code: bool
+) -> int:
+    """Print what an upgrade changes; return 1 with ``exit_code`` if the start may not fit then."""
+    from oomguard.cli import plan
+    from oomguard.planning.upgrade import plan_upgrade
+    from oomguard.report.json import json_line
+    from oomguard.report.upgrade import print_upgrade, upgrade_record
+
+    if not start:
+        raise UsageError(
+            "--upgrade needs a model", hint="oomguard diff --upgrade 0.19.1 0.31.0 Qwen/Qwen3-8B"
+        )
+    context = plan.command.make_context("oomguard diff --upgrade", list(start))
+    options: dict[str, Any] = dict(context.params)
+    if options["engine"] != "vllm" or options["sweep"] or options["solve"] or options["ask_engine"]:
+        raise UsageError(
+            "--upgrade compares two plans of vLLM",
+            hint="leave out --engine, --sweep, --solve and --ask-engine",
+        )
+    requests = [
+        plan.start_request(context, **{**options, "engine_version": version})
+        for version in (old, new)
+    ]
+    upgrade = plan_upgrade(*requests)
+    if form == "json":
+        click.echo(json_line(upgrade_record(upgrade)))
+    else:
+        print_upgrade(console_of(form, color), upgrade)
+    return int(exit_code and upgrade.new.fit != "yes")

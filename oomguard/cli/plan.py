@@ -544,9 +544,10 @@ class PlanCommand(GroupedCommand):
 def command(ctx: click.Context, /, model: str, form: str, exit_code: bool, **options: Any) -> int:
     """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
 
-    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads no weights
-    and starts nothing. You can give a whole vllm serve command instead of MODEL: the plan names
-    those of its flags that take memory but are not counted.
+    MODEL is a folder, a config.json, a GGUF file, a name on the hub, or a YAML file with several
+    services that share the GPUs of a machine. oomguard loads no weights and starts nothing. You can
+    give a whole vllm serve command instead of MODEL: the plan names those of its flags that take
+    memory but are not counted.
 
     Exit status: 0 after success, 2 after a usage error or if the model is unreadable. With
     --exit-code, 1 if the model does not fit and 3 if the plan is unsure.
@@ -569,64 +570,93 @@ def _plan(
     model: str,
     form: str,
     *,
-    gpu_memory: str | None,
-    gpu: int | None,
-    gpu_name: str | None,
-    driver_version: str | None,
-    memory_kind: str | None,
-    gpu_replicas: int,
-    device: str,
     engine: str,
-    engine_version: str | None,
-    calibrate: tuple[str, ...],
     ask_engine: bool,
-    no_calibration: bool,
     trace: bool,
     sweep: str | None,
     solve: str | None,
     color: str,
-    **settings: Any,
+    **options: Any,
 ) -> Fit:
     """Print one plan, or one row for each value of a sweep; return whether all of them fit."""
-    from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
-    from oomguard.planning.start import read_start_request
-
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
     if solve and (sweep or ask_engine or engine == "transformers"):
         raise UsageError(
             "--solve works for one plan of vLLM only", hint="leave out --sweep and --ask-engine"
         )
-    gpu_options: dict[str, Any] = {
-        "gpu_memory": gpu_memory,
-        "gpu": gpu,
-        "gpu_name": gpu_name,
-    }
+    if model.endswith((".yaml", ".yml")):
+        return _plan_stack(model, form, color, options)
     if engine == "transformers":
-        own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
-        return _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
-    from oomguard.planning.host_memory import bytes_of_gib
+        from oomguard.planning.plan import CALL_SETTINGS
 
-    settings["cpu_offload_bytes"] = bytes_of_gib("cpu_offload_gb", settings.pop("cpu_offload_gb"))
-    asked = read_start_request(
-        model,
-        **gpu_options,
-        driver_version=driver_version,
-        memory_kind=memory_kind,
-        gpu_replicas=gpu_replicas,
-        device=device,
-        engine_version=engine_version,
-        calibrate=calibrate,
-        use_calibrations=not no_calibration,
-        not_counted=ctx.meta.get(OTHER_FLAGS, ()),
-        kept_words=(*ctx.meta.get(KEPT_WORDS, ()), *_host_words(settings)),
-        **{name: value for name, value in settings.items() if name in START_SETTINGS},
-    )
+        gpu = {name: options[name] for name in ("gpu_memory", "gpu", "gpu_name")}
+        own = {name: value for name, value in options.items() if name in CALL_SETTINGS}
+        return _plan_call(model, sweep, form, color, **gpu, trace=trace, **own)
+    asked = start_request(ctx, model, **options)
     if solve:
         return _solve_start(asked, solve, form, color)
     if sweep:
         return _sweep_start(asked, sweep, form, color)
-    return _plan_start(asked, form, color, by_engine=ask_engine, host=_host(asked, settings))
+    return _plan_start(asked, form, color, by_engine=ask_engine, host=_host(asked, options))
+
+
+def _plan_stack(path: str, form: str, color: str, options: dict[str, Any]) -> Fit:
+    """Print where the services of a file go; return whether all of them fit."""
+    from oomguard.cli.read_stack import read_stack
+    from oomguard.planning.stack import plan_stack
+    from oomguard.report.json import json_line
+    from oomguard.report.stack import print_stack, stack_record
+
+    def request_of(words: list[str]) -> StartRequest:
+        context = command.make_context("oomguard plan", words)
+        return start_request(context, **context.params)
+
+    gpus, services = read_stack(path, request_of, options)
+    stack = plan_stack(gpus, services)
+    if form == "json":
+        click.echo(json_line(stack_record(stack)))
+    else:
+        print_stack(console_of(form, color), stack)
+    return stack.fit
+
+
+def start_request(
+    ctx: click.Context,
+    model: str,
+    *,
+    engine_version: str | None,
+    calibrate: tuple[str, ...],
+    no_calibration: bool,
+    cpu_offload_gb: float,
+    **options: Any,
+) -> StartRequest:
+    """Return the start that the options of a command ask for; a context has its other flags."""
+    from oomguard.planning.host_memory import bytes_of_gib
+    from oomguard.planning.setting_values import START_SETTINGS
+    from oomguard.planning.start import read_start_request
+
+    others = (
+        "gpu_memory",
+        "gpu",
+        "gpu_name",
+        "driver_version",
+        "memory_kind",
+        "gpu_replicas",
+        "device",
+    )
+    own = {name: value for name, value in options.items() if name in START_SETTINGS}
+    return read_start_request(
+        model,
+        **{name: options[name] for name in others},
+        engine_version=engine_version,
+        calibrate=calibrate,
+        use_calibrations=not no_calibration,
+        not_counted=ctx.meta.get(OTHER_FLAGS, ()),
+        kept_words=(*ctx.meta.get(KEPT_WORDS, ()), *_host_words(options)),
+        cpu_offload_bytes=bytes_of_gib("cpu_offload_gb", cpu_offload_gb),
+        **own,
+    )
 
 
 _STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}

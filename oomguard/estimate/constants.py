@@ -90,19 +90,19 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     return found
 
 
-def pool_range(kind: str) -> dict[str, float]:
-    """Return by how much to widen a planned pool's range for a kind of start.
+def pool_range() -> dict[str, float]:
+    """Return by how much to widen a planned pool's range.
 
-    The numbers are a share of the device, then a factor.
+    The numbers are a share of the device, and factors of the spread downwards and upwards.
     """
-    found: dict[str, float] = tables()["range"][kind]
+    found: dict[str, float] = tables()["range"]["all"]
     return found
 
 
 def safety_reserve() -> dict[str, float]:
     """Return the reserve of a plan for starts of an unmeasured version or GPU.
 
-    The numbers are a share of the device and its quantile.
+    The numbers are a ratio of the pool's spread and its quantile.
     """
     found: dict[str, float] = tables()["kept_back"]["elsewhere"]
     return found
@@ -117,7 +117,8 @@ def since(name: str, version: Version) -> bool:
     """Return whether a version has a behavior of the defaults table."""
     from packaging.version import Version
 
-    return version >= Version(tables()["defaults"][name])
+    # a build between two releases counts as the release that it leads to, as in the tables
+    return Version(version.base_version) >= Version(tables()["defaults"][name])
 
 
 def reserved_ratio() -> float:

@@ -8,7 +8,9 @@ from typing import Literal
 Fit = Literal["yes", "no", "unsure"]
 
 
-def answer(spare_bytes: int, uncertain_bytes: int, *, unread: bool = False) -> Fit:
+def answer(
+    spare_bytes: int, uncertain_bytes: int, *, above_bytes: int | None = None, unread: bool = False
+) -> Fit:
     """Return whether something fits, from the bytes to spare and their uncertainty.
 
         >>> answer(3 << 30, 2 << 30)
@@ -16,10 +18,13 @@ def answer(spare_bytes: int, uncertain_bytes: int, *, unread: bool = False) -> F
 
     Args:
         spare_bytes: the bytes beyond the need; negative if they are missing.
-        uncertain_bytes: by how much that number may be wrong in both directions.
+        uncertain_bytes: by how much fewer bytes may be to spare.
+        above_bytes: by how much more may be to spare; None: as much.
         unread: whether something of unknown size is not counted.
     """
-    if spare_bytes + uncertain_bytes < 0:
+    if above_bytes is None:
+        above_bytes = uncertain_bytes
+    if spare_bytes + above_bytes < 0:
         return "no"
     if unread or spare_bytes < uncertain_bytes:
         return "unsure"

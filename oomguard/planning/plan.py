@@ -17,11 +17,11 @@ from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.planning.host_memory import host_of_start
 from oomguard.planning.setting_values import (
-    CALL_SETTINGS,
     START_SETTINGS,
     SettingValue,
     parse_word,
     read_values,
+    types_of,
 )
 from oomguard.planning.start import (
     StartPlan,
@@ -34,6 +34,7 @@ from oomguard.planning.start import (
 
 # A planned call of transformers' ``generate``, as the user requested it.
 
+CALL_SETTINGS: Final = types_of(PlannedCall) | {"quantization": "str"}
 _DEFAULTS: Final = {"batch_size": 1, "prompt_tokens": 1024, "max_new_tokens": 256}
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue, parse_size
-from oomguard.estimate.call.trace import PlannedCall
 from oomguard.estimate.start.start import VllmSettings
 
 SettingValue = FactValue | Mapping[str, Any] | None
@@ -33,14 +32,13 @@ _NO_SETTINGS: Final = frozenset(
 )
 
 
-def _types(record: type) -> dict[str, str]:
+def types_of(record: type) -> dict[str, str]:
+    """Return the type of each setting of a record: "int", "float", "bool" or "str"."""
     own = {field.name: str(field.type).removesuffix(" | None") for field in fields(record)}
     return {name: kind for name, kind in own.items() if name not in _NO_SETTINGS}
 
 
-# The type of each setting: "int", "float", "bool" or "str".
-START_SETTINGS: Final = _types(VllmSettings)
-CALL_SETTINGS: Final = _types(PlannedCall) | {"quantization": "str"}
+START_SETTINGS: Final = types_of(VllmSettings)
 
 
 def read_values(

@@ -14,9 +14,6 @@ from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
 from oomguard.core.setting_spellings import default_value
-from oomguard.engines.command import Launch
-from oomguard.engines.protocol import Launcher
-from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.vllm.own_command import serve_command
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
@@ -29,10 +26,12 @@ from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.planning.host_memory import HostBudget
 from oomguard.planning.setting_values import START_SETTINGS, SettingValue, read_values
-from oomguard.remedy.from_estimate import start_patch
 
 if TYPE_CHECKING:
     from packaging.version import Version
+
+    from oomguard.engines.command import Launch
+    from oomguard.engines.protocol import Launcher
 
 
 # The target GPU is given by its size, by its name, or is one of this machine.
@@ -103,11 +102,6 @@ _LEAST_TOTAL_BYTES: Final = 1 << 20
 
 
 def _read_total(memory: str | int) -> int:
-    number = str(memory).strip()
-    if number.isdecimal() and 0 < int(number) < _LEAST_TOTAL_BYTES:
-        raise SettingError(
-            f"gpu_memory is {number}, a size without a unit", hint=f"write {number}GiB"
-        )
     if isinstance(memory, str):
         total = parse_size(memory).bytes
     else:
@@ -115,6 +109,11 @@ def _read_total(memory: str | int) -> int:
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         hint = "give the total memory of one GPU, in bytes or as a size such as 24GiB"
         raise SettingError(f"gpu_memory must be a size above zero, got {memory!r}", hint=hint)
+    number = str(memory).strip()
+    if total < _LEAST_TOTAL_BYTES and not number[-1].isalpha():
+        raise SettingError(
+            f"gpu_memory is {number}, a size without a unit", hint=f"write {number}GiB"
+        )
     return total
 
 
@@ -229,11 +228,12 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
     spare = budget.spare_bytes
     if budget.beyond_bytes:
         spare = -budget.beyond_bytes
-    uncertain = f"{format_gib(budget.uncertainty_bytes)} is uncertain"
     if spare >= 0:
-        because = f"{format_gib(spare)} is to spare, but {uncertain}"
+        uncertain = format_gib(budget.uncertainty_bytes)
+        because = f"{format_gib(spare)} is to spare, but {uncertain} less is possible"
     else:
-        because = f"{format_gib(-spare)} is missing, but {uncertain}"
+        above = max(budget.uncertainty_bytes, budget.uncertainty_above_bytes)
+        because = f"{format_gib(-spare)} is missing, but {format_gib(above)} more is possible"
     if budget.uncertain_part != "weights":
         return Unsure(because, "the parts that vLLM measures at its start", _LOG_HINT)
     if is_transformers_here():
@@ -438,6 +438,10 @@ def plan_start(asked: StartRequest) -> StartPlan:
     if found.budget is None:
         needed = Needed(found.tensor_parallel_size, found.gpu_total_bytes, found.without_images)
         return StartPlan(budget, None, needed=needed, unsure=unsure)
+    if not found.changed:
+        return _fitting(asked, budget, found.budget.settings, ())
+    from oomguard.remedy.from_estimate import start_patch
+
     pool = format_gib(found.budget.kv_cache_pool_bytes)
     length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
@@ -477,6 +481,8 @@ def plan_by_engine(asked: StartRequest) -> StartPlan:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None, unsure=why_unsure(asked.model, budget))
+    from oomguard.remedy.from_estimate import start_patch
+
     reason = "the longest request that fits by vLLM's own layout"
     change = start_patch(
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)
@@ -554,6 +560,8 @@ class CommandStart:
 
 def engine_version(launch: Launch) -> str | None:
     """Return the version of the engine that a launch would start, or None if not found."""
+    from oomguard.engines.registry import insight_of, launcher_of
+
     return launch.engine_version or insight_of(launcher_of(launch)).version(launch)
 
 
@@ -562,6 +570,8 @@ def devices_needed(launch: Launch) -> tuple[int, int] | None:
 
     Returns None if the command does not start an engine.
     """
+    from oomguard.engines.registry import launcher_of
+
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
         return None
@@ -580,6 +590,8 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
         launch: the command as the user wrote it.
         version: the engine's version; None uses the installed one, else the newest known.
     """
+    from oomguard.engines.registry import launcher_of
+
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
         return "this is not an engine's own command, so its memory is unknown before it runs"

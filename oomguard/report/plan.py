@@ -11,12 +11,9 @@ from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.setting_spellings import as_flag
-from oomguard.estimate.call.trace import CallBudget
 from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
-from oomguard.planning.plan import SolvedSetting
-from oomguard.planning.start import StartPlan
 from oomguard.report.bar import BudgetBar
 from oomguard.report.json import SCHEMA
 from oomguard.report.redact import mask_command
@@ -25,6 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.planning.plan import SolvedSetting
+    from oomguard.planning.start import StartPlan
 
 
 def call_record(call: CallBudget) -> dict[str, Any]:
@@ -77,14 +78,14 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
         why = f": {format_gib(-spare)} is missing"
     else:
         why = f": {_spare(spare)}, but {format_gib(call.uncertainty_bytes)} is uncertain"
-    console.print(_verdict(call.fit, why), soft_wrap=True)
+    console.print(verdict(call.fit, why), soft_wrap=True)
     head = (
         f"{call.model}, transformers generate, {call.batch_size} rows of {call.prompt_tokens:,} + "
         f"{call.max_new_tokens:,} tokens"
     )
     console.print(Text(f"{head}, {format_gib(call.gpu_total_bytes)}", style="bold"), soft_wrap=True)
     console.print(BudgetBar(budget_of_call(call), ascii_only=not utf, table=True))
-    peak = _range(call.peak_bytes, call.uncertainty_bytes)
+    peak = _range(call.peak_bytes, call.uncertainty_bytes, call.uncertainty_bytes)
     if call.traced:
         how = "the model's own code under fake tensors"
     else:
@@ -108,7 +109,8 @@ _WORDS: Final[Mapping[Fit, tuple[str, str]]] = {
 }
 
 
-def _verdict(fit: Fit, why: str) -> Text:
+def verdict(fit: Fit, why: str) -> Text:
+    """Return the first line of a plan: whether it fits, and what follows the verdict."""
     from rich.text import Text
 
     words, style = _WORDS[fit]
@@ -121,12 +123,12 @@ def _spare(size_bytes: int) -> str:
     return f"{format_gib(size_bytes)} to spare"
 
 
-def _range(size_bytes: int, uncertain_bytes: int) -> str:
+def _range(size_bytes: int, below_bytes: int, above_bytes: int) -> str:
     """Return a size and its range: ``60.20 GiB, between 58.20 and 62.20``."""
-    if not uncertain_bytes:
+    if not below_bytes and not above_bytes:
         return format_gib(size_bytes)
-    low = max(0, size_bytes - uncertain_bytes) / GIB
-    high = (size_bytes + uncertain_bytes) / GIB
+    low = max(0, size_bytes - below_bytes) / GIB
+    high = (size_bytes + above_bytes) / GIB
     return f"{size_bytes / GIB:.2f} GiB, between {low:.2f} and {high:.2f}"
 
 
@@ -210,6 +212,8 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "reasons": list(start.reasons),
         "assumptions": list(start.assumptions),
         "uncertainty_bytes": start.uncertainty_bytes,
+        "uncertainty_above_bytes": start.uncertainty_above_bytes,
+        "more_bytes": start.more_bytes,
         "uncertain_part": start.uncertain_part,
         "unread": list(start.unread),
         "parts": [
@@ -282,7 +286,7 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
         * settings.pipeline_parallel_size
         * settings.data_parallel_size
     )
-    console.print(_verdict(plan.fit, _why(plan)), soft_wrap=True)
+    console.print(verdict(plan.fit, _why(plan)), soft_wrap=True)
     head = f"{start.model}, vLLM {settings.version}, {format_gib(settings.gpu_total_bytes)}"
     console.print(
         Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True
@@ -320,7 +324,9 @@ def _kv_cache(start: StartBudget) -> Table:
     table.add_column(style="dim")
     table.add_column()
     if start.settings.kv_cache_memory_bytes is None:
-        pool = _range(start.kv_cache_pool_bytes, start.uncertainty_bytes)
+        pool = _range(
+            start.kv_cache_pool_bytes, start.uncertainty_bytes, start.uncertainty_above_bytes
+        )
     else:
         pool = format_gib(start.kv_cache_pool_bytes)
     table.add_row("KV cache", pool)

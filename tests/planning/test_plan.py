@@ -53,6 +53,16 @@ def test_bytes_and_a_size_are_the_same_gpu(model):
     assert of_size == oomguard.plan(str(model), gpu_memory=24 * GIB, engine_version="0.30")
 
 
+def test_a_size_needs_a_unit(model, subtests):
+    for size in ("24", 24, "24.0", " 24 "):
+        for engine in ("vllm", "transformers"):
+            with (
+                subtests.test(size=size, engine=engine),
+                pytest.raises(oomguard.SettingError, match="without a unit"),
+            ):
+                oomguard.plan(str(model), engine=engine, gpu_memory=size)
+
+
 def test_what_does_not_fit_comes_with_the_patches_that_do(model):
     found = oomguard.plan(model, gpu_memory="24GiB", engine_version="0.30")
 

@@ -277,11 +277,24 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
 
 
 def _indexer(shape: ModelShape, index: int) -> list[LayerCache]:
-    if not shape.number("index_topk") or not keeps_latent(shape):
+    if not shape.number("index_topk") or not keeps_latent(shape) or _shares_index(shape, index):
         return []
     width = shape.number("index_head_dim") or _INDEXER_GROUP
     size = width + _SCALE_BYTES * -(-width // _INDEXER_GROUP)
     return [LayerCache(index, "full", token_bytes=size, latent=True)]
+
+
+def _shares_index(shape: ModelShape, index: int) -> bool:
+    """Return whether a layer attends to the keys that an earlier layer's indexer chose.
+
+    Source: vllm/model_executor/models/deepseek_v2.py, 0.32.
+    """
+    types = shape.config.get("indexer_types")
+    if isinstance(types, list):
+        return index < len(types) and types[index] == "shared"
+    every = shape.number("index_topk_freq") or 1
+    offset = shape.number("index_skip_topk_offset")
+    return max(index - (2 if offset is None else offset) + 1, 0) % every != 0
 
 
 def _needed(shape: ModelShape, *names: str) -> int:

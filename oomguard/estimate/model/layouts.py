@@ -153,7 +153,7 @@ def _encoder_layouts_layouts() -> Mapping[str, list[Mapping[str, Any]]]:
 
 _FILE: Final = Path(__file__).with_name("layouts.toml")
 # transformers builds single layers differently if one of these fields is set.
-_BY_LAYER: Final = ("mlp_layer_types", "per_layer_config", "block_configs")
+_BY_LAYER: Final = ("per_layer_config", "block_configs")
 
 
 def parameters_from_layout(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
@@ -288,11 +288,24 @@ def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
     """Return whether the file has every field that the layout needs and none that it excludes."""
     if any(shape.config.get(name) for name in _BY_LAYER):
         return False
+    if not _has_plain_mlps(layout, shape):
+        return False
     if any(shape.number(name) is None for name in layout.get("needs", ())):
         return False
     return all(
         shape.config.get(name) in (None, value) for name, value in layout.get("plain", {}).items()
     )
+
+
+def _has_plain_mlps(layout: Mapping[str, Any], shape: ModelShape) -> bool:
+    """Return whether the file lists no other MLPs than the layout: dense ones, then sparse ones."""
+    types = shape.config.get("mlp_layer_types")
+    if not types:
+        return True
+    if "sparse_behind" not in layout:
+        return False
+    dense = shape.number(layout["sparse_behind"]) or 0
+    return bool(types == ["dense"] * dense + ["sparse"] * (shape.layers - dense))
 
 
 def _chosen(row: Mapping[str, Any], shape: ModelShape) -> list[str]:

@@ -92,6 +92,10 @@ def _check_table(table: Parameter, shape: ModelShape, path: str) -> None:
 # decoder's embedding and head. Sources: vllm/model_executor/models/deepseek_mtp.py and
 # qwen3_5_mtp.py of 0.27.1.
 
+# DeepSeek V4's MTP layer has an embedding and a head of its own. Sources:
+# vllm/models/deepseek_v4/nvidia/mtp.py of 0.32, and a start of 0.25 that printed 75.64 GiB, 1.0 GiB
+# more than without both.
+_OWN_TABLES: Final = frozenset({"deepseek_v4"})
 _COUNTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _MOST_LAYERS: Final = 8
 _OF_AN_ENCODER: Final = re.compile(r"vision|visual|audio|encoder\.")
@@ -124,6 +128,10 @@ def mtp_layers(parameters: Sequence[Parameter], shape: ModelShape) -> tuple[Para
                 2 * shape.hidden**2 * shape.dtype_bytes,
             )
         )
+        if shape.model_type in _OWN_TABLES:
+            for table in ("embed_tokens", "shared_head.head"):
+                name = f"model.layers.{index}.{table}.weight"
+                found.append(_matrix(name, shape.vocab, shape.hidden, shape))
     return tuple(found)
 
 

@@ -209,6 +209,8 @@ class ActivationPeak:
             the profiled peak.
         compile_bytes: the part of the peak that only a start with an empty compile cache has.
         pinned_bytes: freed memory that such a start may count in addition to the peak.
+        saved_bytes: by how much the peak is smaller if vLLM samples with FlashInfer, which an
+            installed package decides in some versions.
     """
 
     bytes: int
@@ -219,6 +221,7 @@ class ActivationPeak:
     sampling_bytes: int
     compile_bytes: int = 0
     pinned_bytes: int = 0
+    saved_bytes: int = 0
 
 
 def peak_activation(
@@ -266,7 +269,9 @@ def peak_activation(
         experts = 1
     else:
         experts = tensor_parallel_size
-    states = _hidden_states(version, tensor_parallel_size, eager=eager) * shape.hidden
+    streams = shape.number("hc_mult") or 0  # hyper-connections keep so many residuals
+    states = _hidden_states(version, tensor_parallel_size, eager=eager) + streams
+    states *= shape.hidden
     token = (states + _mlp_elements(shape, version, width, eager=eager)) * element + fp8_inputs(
         shape, experts
     )
@@ -291,17 +296,28 @@ def peak_activation(
         expert_ranks=experts,
     )
     kept = since("kept_workspace_since", version)
-    if kept:
-        total = max(sampler, step) + workspace
-    else:
-        total = max(sampler, step + workspace)
+
+    def peak_with(sampler_bytes: int) -> int:
+        if kept:
+            return int(max(sampler_bytes, step)) + workspace
+        return int(max(sampler_bytes, step + workspace))
+
+    total = peak_with(sampler)
+    lighter = row.get("bytes_per_logit_of_flashinfer", row["bytes_per_logit"])
+    saved = total - peak_with(round(sampler * lighter / row["bytes_per_logit"]))
     unprofiled = round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab)
     if last_stage:
         sampling = sampler + unprofiled + (workspace if kept else 0)
     else:
         sampling = 0
     return ActivationPeak(
-        total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling
+        total,
+        sampler,
+        step,
+        workspace,
+        round(row["uncertainty_ratio"] * total),
+        sampling,
+        saved_bytes=saved,
     )
 
 

@@ -309,7 +309,14 @@ def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[LayerGroup, 
 
 # The KV cache of a start before its pool is known, including the draft's layers.
 
+# A cache with own scales has a four-byte one for each token and head; nearly all heads have 128
+# elements. A latent vector of fp8_ds_mla has 512 elements of a byte, a scale for 128 each, and 64
+# of rotary positions in half precision (v1/attention/backends/mla of 0.32).
+_SCALED: Final = 1 + 4 / 128
 KV_ELEMENT_BYTES: Final = {
+    "fp8_ds_mla": (512 + 4 * 512 / 128 + 2 * 64) / (512 + 64),
+    "fp8_per_token_head": _SCALED,
+    "int8_per_token_head": _SCALED,
     "fp8": 1.0,
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,

@@ -143,7 +143,7 @@ class StartBudget(Record):
         kv_cache_tokens: tokens in the engine's log: concurrency times length.
         max_concurrency: requests of the full length at once.
         longest_request_tokens: the longest request that fits.
-        uncertainty_bytes: the uncertainty of the pool in both directions.
+        uncertainty_bytes: by how much the pool may be smaller.
         stages: the pipeline stages.
         assumptions: one line for each value that was neither given nor read.
         reasons: one line for each reason why it does not fit; empty if it fits.
@@ -153,6 +153,9 @@ class StartBudget(Record):
         uncertain_part: the part with the largest uncertainty.
         free_short_bytes: how much more the engine asks for than is free at its start; 0 or more.
         free_uncertain_bytes: by how much more memory may be free than assumed.
+        uncertainty_above_bytes: by how much the pool may be larger.
+        more_bytes: the part of that which has a name: what a second start does not compile, a
+            loaded embedding that is returned, and a sampler without a sort.
     """
 
     model: str
@@ -184,6 +187,8 @@ class StartBudget(Record):
     uncertain_part: str = ""
     free_short_bytes: int = 0
     free_uncertain_bytes: int = 0
+    uncertainty_above_bytes: int = 0
+    more_bytes: int = 0
 
     @property
     def fit(self) -> Fit:
@@ -191,7 +196,15 @@ class StartBudget(Record):
         set_in_bytes = self.settings.kv_cache_memory_bytes is not None
         if set_in_bytes and self.margin_bytes < 0 and not self.unread:
             return "no"
-        found = {answer(self.spare_bytes, self.uncertainty_bytes, unread=bool(self.unread))}
+        above = max(self.uncertainty_bytes, self.uncertainty_above_bytes)
+        found = {
+            answer(
+                self.spare_bytes,
+                self.uncertainty_bytes,
+                above_bytes=above,
+                unread=bool(self.unread),
+            )
+        }
         for short, uncertain in (
             (self.free_short_bytes, self.free_uncertain_bytes),
             (self.beyond_bytes, self.uncertainty_bytes + self.free_uncertain_bytes),

@@ -8,13 +8,12 @@ activation peak - non-torch memory - CUDA graphs``. The last part counts only in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from oomguard.core.facts import format_gib
 from oomguard.estimate.constants import constant, measured_groups, pool_range, safety_reserve, since
-from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import (
@@ -48,24 +47,38 @@ from oomguard.estimate.start.non_torch import (
 from oomguard.estimate.start.start import Correction, Stage, StartBudget, VllmSettings
 from oomguard.estimate.start.weights import StartWeights, first_of_fullest, start_weights
 
+# The spread of a planned pool comes from its parts' own and from a share of the device.
+#
+# Published starts miss by less than the parts' own spreads where those are large, and by more where
+# they are small, so the geometric mean with the share counts. benchmarks/fit_constants.py measures
+# the constants and writes them to fitted.toml: it predicts each group of a version and a device
+# from the others.
+
+
+def spread_bytes(settings: VllmSettings, parts_bytes: float) -> float:
+    """Return the spread of a pool from that of its fitted parts in bytes."""
+    share = pool_range()["device_ratio"] * settings.gpu_total_bytes
+    return share + math.sqrt(share * parts_bytes)
+
+
 # A plan reserves some of the pool, because other starts used more than the known parts.
 #
 # A pool that is planned too large costs a start, one that is too small costs some requests. So a
-# plan's number is not the average but one that six in ten starts reached: the parts minus a share
-# of the device. A version and GPU with several measured starts need no reserve.
-# benchmarks/fit_constants.py measures both and writes them to fitted.toml.
+# plan's number is not the average but one that most starts reached. A version and GPU with several
+# measured starts need no reserve.
 
 
-def reserve_bytes(settings: VllmSettings) -> int:
+def reserve_bytes(settings: VllmSettings, spread: float) -> int:
     """Return the bytes that a plan reserves from a start's pool.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
+        spread: the spread of the pool in bytes.
     """
     is_known = settings.correction is not None or settings.kv_cache_memory_bytes is not None
     if settings.device == "cpu" or is_known or _is_measured(settings):
         return 0
-    return round(safety_reserve()["device_ratio"] * settings.gpu_total_bytes)
+    return round(safety_reserve()["spread_ratio"] * spread)
 
 
 def reserve_note(kept_bytes: int) -> str:
@@ -81,37 +94,6 @@ def _is_measured(settings: VllmSettings) -> bool:
     return (
         gpu is not None and (f"{version.major}.{version.minor}", gpu["name"]) in measured_groups()
     )
-
-
-# The uncertainty of a planned pool is its parts' own spread, widened to include nine in ten
-# published starts.
-#
-# benchmarks/fit_constants.py measures the factors and writes them to fitted.toml. It predicts each
-# group of a version and a device from the others.
-
-
-def kind_of_start(shape: ModelShape, settings: VllmSettings) -> str:
-    """Return the kind of a start: ``several`` GPUs, ``plain``, or ``other``.
-
-    ``plain`` is a dense text model on one GPU. ``other`` covers experts, latent or recurrent
-    layers, encoders, and memory shared with the host.
-    """
-    if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
-        return "several"
-    dense = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.number(
-        "kv_lora_rank"
-    )
-    experts = (shape.number("num_experts") or 0) > 1
-    if not settings.unified_memory and dense and not experts and not shape.has_encoder:
-        return "plain"
-    return "other"
-
-
-def widened_bytes(shape: ModelShape, settings: VllmSettings, sources_bytes: Iterable[int]) -> int:
-    """Return a pool's uncertainty in both directions from its independent parts' spreads."""
-    known = pool_range(kind_of_start(shape, settings))
-    share = known["device_ratio"] * settings.gpu_total_bytes
-    return round(known["factor"] * math.hypot(*sources_bytes, share))
 
 
 # With an empty compile cache the peak has a minimum of about one embedding.
@@ -180,7 +162,7 @@ class _Parts:
     caches: StartCaches
     fixed: FixedParts
     encoder: EncoderProfile | None
-    reserve_bytes: int
+    reserve_bytes: int = 0
 
 
 def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
@@ -203,13 +185,18 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     caches = parts.caches
     fixed = parts.fixed
     peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
+    uncertain = _uncertain_parts(parts, peaks)
+    spread = spread_bytes(settings, uncertain["activations"])
+    parts = replace(parts, reserve_bytes=reserve_bytes(settings, spread))
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
     if settings.correction is None:
         cold = max(peak.compile_bytes for peak in peaks)
+        pinned = max(peak.pinned_bytes for peak in peaks)
+        saved = max(peak.saved_bytes for peak in peaks)
     else:
-        cold = 0
-    if cold:
-        assumed.append(_of_first_start(settings, cold, max(peak.pinned_bytes for peak in peaks)))
+        cold = pinned = saved = 0
+    if cold or pinned:
+        assumed.append(_of_first_start(settings, cold, pinned))
     layers = caches.stages
     least = min(
         stages, key=lambda stage: caches.layout.blocks(stage.pool_bytes, layers[stage.number])
@@ -238,7 +225,14 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(reserve_note(parts.reserve_bytes))
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
-    uncertain = _uncertain_parts(parts, stages, peaks)
+    below = above = math.hypot(*uncertain.values())
+    if settings.correction is None and settings.device != "cpu":
+        unknown = [size for name, size in uncertain.items() if name != "activations"]
+        below = math.hypot(pool_range()["factor_below"] * spread, *unknown)
+        above = math.hypot(pool_range()["factor_above"] * spread, *unknown)
+    more = pinned + saved
+    if settings.compile_cache_entry is not False:
+        more += cold
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
     if by_concurrency:
@@ -269,7 +263,9 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         longest_request_tokens=min(
             caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages
         ),
-        uncertainty_bytes=round(math.hypot(_uncertainty(parts, uncertain), page_cache)),
+        uncertainty_bytes=round(math.hypot(below, page_cache)),
+        uncertainty_above_bytes=round(above) + more,
+        more_bytes=more,
         stages=stages,
         assumptions=(*assumed, *_of_platform(settings)),
         reasons=tuple(_reasons(parts, stages)),
@@ -283,13 +279,13 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
 
 def _of_first_start(settings: VllmSettings, cold_bytes: int, pinned_bytes: int) -> str:
     """Return the sentence about a first and a second start, and the next one if predictable."""
-    sentence = (
-        "activations: of a first start, which compiles; a second one leaves "
-        f"{format_gib(cold_bytes)} more"
-    )
-    if pinned_bytes and not settings.compile_cache_entry:
+    sentence = "activations: of a first start, which compiles"
+    if cold_bytes:
+        sentence += f"; a second one leaves {format_gib(cold_bytes)} more"
+    if pinned_bytes:
         sentence += (
-            f", some first starts of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
+            f"; some starts of vLLM {settings.version} leave {format_gib(pinned_bytes)} more, "
+            "because they return the loaded embedding"
         )
     if settings.compile_cache_entry is None:
         return sentence
@@ -333,7 +329,6 @@ def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
         start_caches(model, settings),
         fixed_parts(settings, model.shape),
         _encoder(model, settings, assumed),
-        reserve_bytes(settings),
     )
 
 
@@ -395,7 +390,10 @@ def _peak(parts: _Parts, number: int) -> ActivationPeak:
             uncertainty = encoder.uncertainty_bytes
         else:
             uncertainty = peak.uncertainty_bytes
-        peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
+        saved = min(
+            peak.saved_bytes, max(0, peak.bytes + encoder.outputs_bytes - encoder.peak_bytes)
+        )
+        peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty, saved_bytes=saved)
     if number == 0:
         floor = compile_floor_bytes(settings, parts.model.shape)
     else:
@@ -405,7 +403,8 @@ def _peak(parts: _Parts, number: int) -> ActivationPeak:
         pinned = max(0, pinned_bytes(settings, parts.model.shape) - peak.workspace_bytes)
     else:
         pinned = 0
-    peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold, pinned_bytes=pinned)
+    counted = peak.bytes + cold + pinned
+    peak = replace(peak, bytes=counted, compile_bytes=cold, pinned_bytes=pinned)
     corrected = settings.peak_activation_ratio * peak.bytes
     if settings.correction is None:
         beyond = 0
@@ -455,9 +454,7 @@ def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
     )
 
 
-def _uncertain_parts(
-    parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]
-) -> dict[str, float]:
+def _uncertain_parts(parts: _Parts, peaks: list[ActivationPeak]) -> dict[str, float]:
     """Return the uncertainty of each independent part of the pool in bytes, by its name."""
     settings = parts.settings
     peak = max(peak.uncertainty_bytes for peak in peaks)
@@ -466,26 +463,11 @@ def _uncertain_parts(
     }
     if settings.correction is None:
         found["weights"] = parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)
-        if settings.compile_cache_entry is not False:
-            # a second start does not have it
-            found["compile cache"] = max(peak.compile_bytes for peak in peaks)
-        else:
-            # not every first start has it
-            found["compile cache"] = max(peak.pinned_bytes for peak in peaks)
     if not parts.model.exact:
-        found["KV cache"] = _UNREAD_RATIO * max(stage.request_bytes for stage in stages)
+        layout = parts.caches.layout
+        requests = [layout.request_bytes(stage=layers) for layers in parts.caches.stages]
+        found["KV cache"] = _UNREAD_RATIO * max(requests)
     return found
-
-
-def _uncertainty(parts: _Parts, uncertain: Mapping[str, float]) -> int:
-    """Return the pool's uncertainty in bytes: the root of the summed squares of its parts.
-
-    Without a measured start of the model it is widened to the range of published starts.
-    """
-    if parts.settings.correction is not None or parts.settings.device == "cpu":
-        return round(math.hypot(*uncertain.values()))
-    sources = [round(size) for size in uncertain.values()]
-    return widened_bytes(parts.model.shape, parts.settings, sources)
 
 
 def _of_platform(settings: VllmSettings) -> Iterator[str]:

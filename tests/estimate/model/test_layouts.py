@@ -72,6 +72,15 @@ OWN = {
         "mamba_expand": 2,
         "head_dim": None,
     },
+    "falcon_h1": {
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 12,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_rms_norm": True,
+    },
     "gemma4_text": _GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
     "gemma4_text with keys as values": _GEMMA4
     | {"attention_k_eq_v": True, "enable_moe_block": True, "top_k_experts": 2}
@@ -127,7 +136,7 @@ OWN = {
 }
 # Models of several parts: their decoder is that of another type, and transformers builds it only with its encoder.
 PARTS = {"qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"}
-PARTS |= {"qwen3_vl_moe_text", "whisper"}
+PARTS |= {"qwen3_vl_moe_text", "whisper", "muse_glimmer_text"}
 # transformers does not know dots.ocr and Kimi K2, whose decoders are Qwen2's and DeepSeek V3's.
 TYPES = sorted(set(layouts._layouts()) - {"dots_ocr", "kimi_k2"} - set(OWN) - PARTS)
 # Every number is another one, so that no dimension stands in for a second.
@@ -239,7 +248,7 @@ def test_what_a_layout_does_not_hold_is_not_laid_out(subtests):
         ("dense layers", config_of("qwen3_moe", mlp_only_layers=[1])),
         ("step", config_of("qwen3_moe", decoder_sparse_step=2)),
         ("shared", config_of("deepseek_v3", n_shared_experts=None)),
-        ("by layer", config_of("glm4_moe", mlp_layer_types=["dense", "sparse", "sparse"])),
+        ("by layer", config_of("glm4_moe", mlp_layer_types=["sparse", "dense", "sparse"])),
         ("type", config_of("a_type_of_tomorrow")),
         ("encoder", config_of("llama", vision_config={"hidden_size": 8})),
     ]:

@@ -119,6 +119,28 @@ def test_a_byte_count_for_the_pool_is_taken_as_it_is():
 
 def test_quantised_keys_and_values_hold_twice_the_tokens():
     assert budget(kv_cache_dtype="fp8").kv_bytes_per_token * 2 == budget().kv_bytes_per_token
+    scaled = budget(kv_cache_dtype="fp8_per_token_head").kv_bytes_per_token
+    assert scaled * 128 == budget(kv_cache_dtype="fp8").kv_bytes_per_token * (128 + 4)
+
+
+def test_a_latent_vector_of_fp8_ds_mla_takes_656_bytes():
+    latent = model_of(
+        {
+            "model_type": "deepseek_v3",
+            "num_hidden_layers": 3,
+            "hidden_size": 512,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "vocab_size": 1000,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "max_position_embeddings": 4096,
+        }
+    )
+    found = budget_start(latent, replace(H100, kv_cache_dtype="fp8_ds_mla"))
+    assert found.kv_bytes_per_token == 3 * 656
 
 
 def test_prompt_logprobs_are_a_need_that_no_start_reserves():

@@ -42,7 +42,7 @@ MODEL = read_model(
 
 def test_unmeasured_version_or_gpu_keeps_back_a_share():
     assert ("0.16", "L4") not in measured_groups()
-    assert reserve_bytes(L4) == round(safety_reserve()["device_ratio"] * L4.gpu_total_bytes) > 0
+    assert reserve_bytes(L4, GIB) == round(safety_reserve()["spread_ratio"] * GIB) > 0
 
 
 def test_nothing_is_kept_back_if_a_like_start_was_measured(subtests):
@@ -53,16 +53,12 @@ def test_nothing_is_kept_back_if_a_like_start_was_measured(subtests):
         {"version": Version("0.19.1"), "gpu_name": "NVIDIA H100 80GB HBM3"},
     ]:
         with subtests.test(told=told):
-            assert reserve_bytes(replace(L4, **told)) == 0
+            assert reserve_bytes(replace(L4, **told), GIB) == 0
 
 
 def test_the_pool_is_smaller_by_it_and_the_plan_says_so():
     found = budget_start(MODEL, L4)
     parts = found.weights_bytes + found.peak_activation_bytes + found.non_torch_bytes
-    assert (
-        found.requested_bytes - parts - found.kv_cache_pool_bytes
-        == found.kept_back_bytes
-        == reserve_bytes(L4)
-    )
+    assert found.requested_bytes - parts - found.kv_cache_pool_bytes == found.kept_back_bytes > 0
     (said,) = [line for line in found.assumptions if line.startswith("reserve: ")]
-    assert "60% of starts of other versions and GPUs" in said
+    assert "75% of starts of other versions and GPUs" in said
