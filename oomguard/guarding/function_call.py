@@ -35,9 +35,13 @@ _MISSING: Final = object()
 
 
 class OriginalInputs:
-    """The contents of a call's arguments before it: container entries and tensor versions."""
+    """The contents of a call's arguments before it: container entries and tensor versions.
+
+    ``live_bytes`` are the bytes that were allocated before it; None without a device.
+    """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        self.live_bytes = torch_memory.live_bytes()
         given = (*args, *(kwargs or {}).values())
         self._held = [
             (value, _held(value)) for value in given if isinstance(value, (dict, UserDict, list))
@@ -316,6 +320,11 @@ class RowsCall:
     def not_splittable(self) -> str | None:
         """Why the call cannot be split into rows; None if it can."""
         return self.reason or self.handed_in.why_changed(self.bound.arguments, self.names)
+
+    @property
+    def live_before_bytes(self) -> int | None:
+        """The bytes that were allocated before the call; None without a device."""
+        return self.handed_in.live_bytes
 
     @property
     def args(self) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ from oomguard.guarding.failure import (
     forget,
     frames_of,
     in_phase,
+    is_out_of_memory,
     let_go,
     release_after,
     row_bytes_at_failure,
@@ -512,7 +513,7 @@ class MicroBatchRun:
         with torch_memory.MemoryPeak() as measured, self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = measured.bytes
-        if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
+        if error is not None and is_out_of_memory(error):
             return error
         if error is not None:
             why: str | None = f"{type(error).__name__}: {error}"
@@ -575,7 +576,7 @@ class MicroBatchRun:
         if isinstance(error, GradientRecorded):
             forget(error)
             return self._as_it_was_made(str(error))
-        if may_be_oom(error) and scan_error(error).first_cause is not None:
+        if is_out_of_memory(error):
             self._measured.failed(stop - self._next_row)
             return error
         if self._first_error is None and stop - self._next_row >= self._begun:
@@ -638,7 +639,7 @@ class MicroBatchRun:
         )
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
-        release_after(failure, self._call.model, size)
+        release_after(failure, self._call, size)
         model = self._model(failure)
         from oomguard.diagnosis.diagnose import default_rules
 
