@@ -192,8 +192,10 @@ def run_rows(
 
 # Later rows may need more, so a part has at most so many times the rows of the largest before it.
 _MOST_GROWTH: Final = 8
-# One part is a weak measurement: without padding, for example, it needs no mask.
+# One part is a weak measurement: without padding, for example, it needs no mask. A part of one row
+# is weaker still.
 _ONE_PART_MARGIN_RATIO: Final = 0.06
+_ONE_ROW_MARGIN_RATIO: Final = 0.12
 # The ratio for rows that failed although the measurement said that they fit.
 _BELOW_FAILED_RATIO: Final = 0.9
 
@@ -242,7 +244,9 @@ class RowMeasurements:
             return None
         (rows, taken), *smaller = sorted(self._taken_bytes.items(), reverse=True)
         slope = max(size / number for number, size in self._taken_bytes.items())
-        if not smaller:
+        if not smaller and rows == 1:
+            slope *= 1 + _ONE_ROW_MARGIN_RATIO
+        elif not smaller:
             slope *= 1 + _ONE_PART_MARGIN_RATIO
         if smaller and smaller[0][1] < taken:
             slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
@@ -534,7 +538,7 @@ class MicroBatchRun:
             torch_memory.empty_cache()
             rows = stop - self._next_row
             ran_beside_others = concurrency.others_run()
-            before = torch_memory.live_bytes(self._call.model)
+            before = torch_memory.live_bytes()
             refusing = refusing_gradients(really=self._call.may_train)
             with (
                 torch_memory.MemoryPeak() as measured,
@@ -606,7 +610,7 @@ class MicroBatchRun:
             return
         if self._gathered.device_bytes * _RESULTS_SHARE > self._room_bytes:
             self._gathered.park()
-        held = (torch_memory.live_bytes(self._call.model) or before_bytes) - self._base_bytes
+        held = (torch_memory.live_bytes() or before_bytes) - self._base_bytes
         rows = self._measured.rows_within(self._room_bytes - held)
         if rows is not None:
             self._size = min(self._rows, rows)

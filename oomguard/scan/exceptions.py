@@ -215,7 +215,7 @@ _PASSING_ON = ("torch/nn/modules/module.py", "torch/utils/_contextlib.py")
 
 
 def _frames(link: BaseException) -> Iterator[str]:
-    """Yield the last frames of an exception, each with its source line if readable."""
+    """Yield the last frames of an exception, those of the user with the source line if readable."""
     import traceback  # a log does not need it
 
     with contextlib.suppress(Exception):  # for an unprintable traceback the message is enough
@@ -223,7 +223,7 @@ def _frames(link: BaseException) -> Iterator[str]:
             if frame.filename.replace("\\", "/").endswith(_PASSING_ON):
                 continue
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
-            if frame.line:
+            if not re.search(_LIBRARY, frame.filename) and frame.line:
                 yield f"    {frame.line}"
 
 
