@@ -118,7 +118,7 @@ def main() -> None:
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    sys.path[:0] = [str(asked.set), str(asked.set.parent / "hf_patterns")]
+    sys.path[:0] = [str(asked.set), str(DATA)]
     try:
         import torch
     except ImportError:

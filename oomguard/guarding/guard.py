@@ -151,6 +151,10 @@ def _guarding(current: GuardState, function: F) -> F:
             return function(*args, **kwargs)
         except BaseException as error:
             current.explain(error)
+            if is_memory_failure(error) and not disabled():
+                from oomguard.guarding.advice import note_row_arguments
+
+                note_row_arguments(error, function, args, kwargs)
             raise
         finally:
             state.in_force.pop()
