@@ -175,11 +175,11 @@ def unwatched(error: BaseException) -> str | None:
         for frame in frames_of(error):
             seen = locals_of(frame)
             if isinstance(module := seen.get("self"), torch.nn.Module):
-                return _told(frame, module, seen, torch)
+                return _advice_for(frame, module, seen, torch)
     return None
 
 
-def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> str | None:
+def _advice_for(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> str | None:
     name = type(module).__name__
     is_call = frame.f_code.co_name in _CALLS
     if is_call and any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):

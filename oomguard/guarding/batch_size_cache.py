@@ -245,10 +245,10 @@ def share(name: str, known: BatchSizeCache) -> None:
     with contextlib.suppress(Exception):
         if (found := shelf()) is not None:
             known.take(_read(found.read(name)))
-            known.on_learned = lambda learned: _tell(found, name, learned)
+            known.on_learned = lambda learned: _write(found, name, learned)
 
 
-def _tell(on: Shelf, name: str, learned: Learned) -> None:
+def _write(on: Shelf, name: str, learned: Learned) -> None:
     with contextlib.suppress(Exception):
         # Another process may write at the same time, and its value is just as good.
         on.write(name, json.dumps(learned))

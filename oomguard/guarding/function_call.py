@@ -133,8 +133,8 @@ class InputWriteback:
                     isinstance(value, (list, tuple)) or can_be_joined(value)
                 ):
                     return (
-                        f"it changes the argument {name} in place, and {_told(key)} in it does not "
-                        "have one entry per row"
+                        f"it changes the argument {name} in place, and {_words(key)} in it does "
+                        "not have one entry per row"
                     )
                 if first:
                     if name == returned:
@@ -144,7 +144,7 @@ class InputWriteback:
                     self.columns[name, key] = own
                 place = self.columns.get((name, key))
                 if place is not None and (why := place.add(value)) is not None:
-                    return f"it changes {_told(key)} of the argument {name} in place: {why}"
+                    return f"it changes {_words(key)} of the argument {name} in place: {why}"
         if not first and (changed != self.columns.keys() or removed != self.removed):
             return "it changes different columns of its arguments in place for different rows"
         self.removed = removed
@@ -236,7 +236,7 @@ def _is_returned(value: Any) -> bool:
     return shares or _held(value) is not None
 
 
-def _told(key: Any) -> str:
+def _words(key: Any) -> str:
     if key is _ENTRIES:
         return "the list"
     return repr(key)

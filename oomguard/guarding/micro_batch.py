@@ -131,7 +131,7 @@ def keep_in(error: BaseException, partial: Partial) -> None:
             error.partial = partial  # type: ignore[attr-defined]
 
 
-def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> None:
+def report_mistake(mistake: BaseException, failure: BaseException | None) -> None:
     """Log a bug in oomguard, and add a note about it to the call's failure, if there is one."""
     get_plain_logger().error("the call could not be split", exc_info=mistake)
     if failure is not None:
@@ -433,7 +433,7 @@ class MicroBatchRun:
                 keep_in(stop, partial)
             if self._first_error is None or not isinstance(stop, Exception):
                 raise
-            tell_of_mistake(stop, self._first_error)
+            report_mistake(stop, self._first_error)
             return None, self._given_up()
         finally:
             # The exception's frames refer to this object, so both would live until a garbage
@@ -805,7 +805,7 @@ def in_parts(
         if mistake is None:
             ended: Outcome = outcome
             return ended
-    tell_of_mistake(mistake, first)
+    report_mistake(mistake, first)
     if generators is None:
         return None, first
     owner.known.forget(call)
