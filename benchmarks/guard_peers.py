@@ -58,7 +58,7 @@ def jobs() -> dict[str, tuple[Any, int, Run]]:
     vision = {**sizes, "image_size": 64, "patch_size": 8}
     del vision["vocab_size"], vision["pad_token_id"]
     vit = hf.ViTForImageClassification(hf.ViTConfig(**vision)).eval()
-    masked = hf.BertForMaskedLM(hf.BertConfig(**sizes)).eval()
+    tagger = hf.BertForTokenClassification(hf.BertConfig(**sizes)).eval()
     greedy = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
 
     def write(model: Any) -> Run:
@@ -71,10 +71,10 @@ def jobs() -> dict[str, tuple[Any, int, Run]]:
         "llama generate": (llama, 32, write(llama)),
         "qwen3 generate": (qwen, 32, write(qwen)),
         "t5 generate": (t5, 32, write(t5)),
-        "llama logits": (llama, 48, read(llama, "logits", use_cache=False)),
+        "llama logits": (llama, 48, read(llama, "logits", use_cache=False, logits_to_keep=1)),
         "llama classes": (judge, 48, read(judge, "logits", use_cache=False)),
         "bert pooled": (bert, 48, read(bert, "pooler_output")),
-        "bert masked words": (masked, 48, read(masked, "logits")),
+        "bert token classes": (tagger, 48, read(tagger, "logits")),
         "vit classes": (vit, 32, lambda a, b: vit(pixels[a:b]).logits),
     }
 
