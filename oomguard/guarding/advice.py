@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from oomguard.guarding.failure import (
     module_of,
     scan_error,
 )
+from oomguard.guarding.rows import rows_of, why_not_cut
 from oomguard.remedy.policy import Policy
 
 # An engine may refuse a request because the guard reduced its limits; the note says so.
@@ -108,6 +110,36 @@ def _call_in(frame: FrameType, torch: Any) -> dict[str, int]:
     return {}
 
 
+def note_row_arguments(
+    error: BaseException, function: Callable[..., Any], args: Any, kwargs: Any
+) -> None:
+    """Name the decorated function's own arguments to split, if a note advises a decorator.
+
+    Such a note knows the arguments of a model, or no name.
+    """
+    notes = "".join(getattr(error, "__notes__", ()))
+    if "@oomguard.guard" not in notes:
+        return
+    with contextlib.suppress(Exception):  # the user's objects must not replace the failure
+        names = _row_arguments(function, args, kwargs)
+        batch = ", ".join(f'"{name}"' for name in names)
+        if len(names) > 1:
+            batch = f"({batch})"
+        line = f"@oomguard.guard(batch={batch}) above def {function.__name__}"
+        if names and line not in notes:
+            add_note(error, f"oomguard: if no row depends on the others, write {line}")
+
+
+def _row_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
+    """Return the arguments with as many entries as the first that has several."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    sizes = {
+        name: rows_of(value) for name, value in given.items() if why_not_cut(name, value) is None
+    }
+    rows = next((size for size in sizes.values() if size > 1), 0)
+    return [name for name, size in sizes.items() if rows and size == rows]
+
+
 # The advice for a model's method that no guard watches.
 
 _GENERATION: Final = "transformers.generation.utils"
@@ -143,11 +175,11 @@ def unwatched(error: BaseException) -> str | None:
         for frame in frames_of(error):
             seen = locals_of(frame)
             if isinstance(module := seen.get("self"), torch.nn.Module):
-                return _told(frame, module, seen, torch)
+                return _advice_for(frame, module, seen, torch)
     return None
 
 
-def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> str | None:
+def _advice_for(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> str | None:
     name = type(module).__name__
     is_call = frame.f_code.co_name in _CALLS
     if is_call and any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):

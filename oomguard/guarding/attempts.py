@@ -14,7 +14,6 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.process_state import disabled
 from oomguard.core.settings import setting
 from oomguard.diagnosis.diagnose import default_rules
-from oomguard.guarding.call_metrics import report_attempt, report_end_of_call
 from oomguard.guarding.failure import (
     annotate,
     clear,
@@ -24,6 +23,7 @@ from oomguard.guarding.failure import (
     take_at,
 )
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
+from oomguard.guarding.observers import report_attempt, report_end_of_call
 from oomguard.probe import torch_memory
 from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.failed_call import CallModel

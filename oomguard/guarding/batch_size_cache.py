@@ -183,12 +183,13 @@ class BatchSizeCache:
                 else:
                     known.calm_calls = known.calm_calls + 1
                 known.is_trying_more = False
-                if rows > known.rows:
-                    known.rows, known.tokens, known.row_bytes = (
-                        rows,
-                        _tokens(call),
-                        row_bytes or known.row_bytes,
-                    )
+                tokens = _tokens(call)
+                # A loop without a cache makes ever longer calls, so each measures for the next one.
+                is_longer = row_bytes is not None and (tokens or 0) > (known.tokens or 0)
+                if rows > known.rows or is_longer:
+                    known.rows = rows
+                    known.tokens = tokens
+                    known.row_bytes = row_bytes or known.row_bytes
 
     def forget(self, call: WatchedCall) -> None:
         """Forget the sizes for such calls: a part could not be run or joined."""
@@ -244,10 +245,10 @@ def share(name: str, known: BatchSizeCache) -> None:
     with contextlib.suppress(Exception):
         if (found := shelf()) is not None:
             known.take(_read(found.read(name)))
-            known.on_learned = lambda learned: _tell(found, name, learned)
+            known.on_learned = lambda learned: _write(found, name, learned)
 
 
-def _tell(on: Shelf, name: str, learned: Learned) -> None:
+def _write(on: Shelf, name: str, learned: Learned) -> None:
     with contextlib.suppress(Exception):
         # Another process may write at the same time, and its value is just as good.
         on.write(name, json.dumps(learned))

@@ -14,7 +14,7 @@ import time
 from typing import Any, Final
 
 from oomguard.core.log import get_logger
-from oomguard.guarding.failure import clear, is_memory_failure, scan_error
+from oomguard.guarding.failure import clear, is_out_of_memory
 from oomguard.probe import torch_memory
 
 _MOST_WAIT_S: Final = 60.0
@@ -75,17 +75,14 @@ def have_ended(error: BaseException, model: Any) -> bool:
         model: its model.
     """
     me = threading.get_ident()
-    if (
-        me in _alone
-        or not _running
-        or not is_memory_failure(error)
-        or scan_error(error).first_cause is None
-    ):
+    if me in _alone or not (others_run() or _alone):
         return False
     devices = _devices_of(model)
     with _changed:
         if not _others_run_on(devices) and not _others_are_alone_on(devices):
             return False
+    if not is_out_of_memory(error):
+        return False
     get_logger().warning(
         "Out of memory while other threads used the GPU; retrying this call alone after them"
     )

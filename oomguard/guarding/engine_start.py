@@ -250,7 +250,7 @@ class StartRun:
             get_logger().warning("the engine died", error=str(ended.error))
             return None
         self._owner.incident(diagnosis)
-        get_logger().warning("the engine died", **_told(incident))
+        get_logger().warning("the engine died", **_fields(incident))
         self._ledger.choose(incident, lambda name: self._start.carries(name, incident.facts))
         return incident
 
@@ -267,9 +267,9 @@ class StartRun:
                 measured = self._measured(ended)
             else:
                 measured = {}
-        is_told = self._start.reports_success or bool(self._ledger.attempts)
+        is_reported = self._start.reports_success or bool(self._ledger.attempts)
         attempt = self._ledger.end(measured=measured)
-        if is_told:
+        if is_reported:
             self._owner.record(attempt)
         self._devices = {}  # the free memory before a later death will be different
 
@@ -317,7 +317,7 @@ class StartRun:
         self._first_error = self._first_error or error
         self._incident = incident
         self._owner.incident(diagnosis)
-        get_logger().warning("out of memory" if incident.is_oom else "failed", **_told(incident))
+        get_logger().warning("out of memory" if incident.is_oom else "failed", **_fields(incident))
         if ended.not_again is None:
             self._ledger.choose(incident, lambda name: self._start.carries(name, incident.facts))
         else:
@@ -441,7 +441,7 @@ def _changed(name: str, value: FactValue, given: dict[str, SettingInForce]) -> S
     return SettingInForce(name, value, name in given, PATCHED)
 
 
-def _told(incident: Incident) -> dict[str, Any]:
+def _fields(incident: Incident) -> dict[str, Any]:
     """Return a failure's fields for the log."""
     if incident.causes:
         cause = incident.causes[0].id

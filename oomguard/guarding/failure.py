@@ -10,7 +10,7 @@ import gc
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -135,6 +135,18 @@ def scan_error(
     return scan(lines, default_rules(), name, given=settings, unrecognized=unrecognized)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception's messages say that memory ran out."""
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.exceptions import exception_lines, may_be_oom
+    from oomguard.scan.scan import scan
+
+    if not may_be_oom(error):
+        return False
+    lines = exception_lines(error, with_frames=False)
+    return scan(lines, default_rules(), type(error).__name__).first_cause is not None
+
+
 def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
     """Return a diagnosis in the phase that the guard knows; that is better than function names.
 
@@ -168,32 +180,43 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
     """Return the bytes allocated before a call besides its model; None if they are unknown."""
     if base_bytes is None or not hasattr(model, "parameters"):
         return None
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    weights: int = sum(tensor.nbytes for tensor in tensors.values() if torch_memory.counts(tensor))
-    return max(0, base_bytes - weights)
+    return max(0, base_bytes - _bytes_of([*model.parameters(), *model.buffers()]))
 
 
-# If less than this fraction of what the failed call held is left, a full collection is not needed,
-# unless so few rows failed that one of them may need all of the device.
+# If less than this fraction of what the failed call held is left, a full collection is not needed.
 _LEFT_SHARE: Final = 4
-_FEW_ROWS: Final = 8
 
 
-def release_after(failure: Incident, model: Any, rows: int) -> None:
+def release_after(failure: Incident, call: WatchedCall, rows: int) -> None:
     """Free what a failed call left behind, after its frames are cleared.
 
     Cycles may keep tensors alive. A full garbage collection finds them all, but it takes longer
-    than many calls, so it runs only if much is left besides the model, or for a few ``rows``.
+    than many calls, so it runs only if much is left, or if a single row failed.
     """
     torch_memory.release(newest_only=True)
-    live = torch_memory.live_bytes(model)
-    left = _held_before(model, live)
+    live = torch_memory.live_bytes(call.model)
+    before = _live_before(call)
     held = failure.number("allocated_bytes")
-    if rows < _FEW_ROWS or live is None or left is None or held is None:
+    if rows == 1 or live is None or before is None or held is None:
         torch_memory.release()
         return
-    if left * _LEFT_SHARE > held - live + left:
+    if (live - before) * _LEFT_SHARE > held - before:
         torch_memory.release()
+
+
+def _live_before(call: WatchedCall) -> int | None:
+    """Return the bytes that a call found allocated, or at least its model's and its inputs'."""
+    recorded: int | None = getattr(call, "live_before_bytes", None)
+    if recorded is not None or not hasattr(call.model, "parameters"):
+        return recorded
+    inputs = [value for value in (*call.args, *call.kwargs.values()) if hasattr(value, "nbytes")]
+    return _bytes_of([*call.model.parameters(), *call.model.buffers(), *inputs])
+
+
+def _bytes_of(tensors: Iterable[Any]) -> int:
+    """Return the bytes of tensors that use device memory, each counted once."""
+    distinct = {tensor.data_ptr(): tensor for tensor in tensors if hasattr(tensor, "data_ptr")}
+    return sum(tensor.nbytes for tensor in distinct.values() if torch_memory.counts(tensor))
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:

@@ -35,9 +35,13 @@ _MISSING: Final = object()
 
 
 class OriginalInputs:
-    """The contents of a call's arguments before it: container entries and tensor versions."""
+    """The contents of a call's arguments before it: container entries and tensor versions.
+
+    ``live_bytes`` are the bytes that were allocated before it; None without a device.
+    """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        self.live_bytes = torch_memory.live_bytes()
         given = (*args, *(kwargs or {}).values())
         self._held = [
             (value, _held(value)) for value in given if isinstance(value, (dict, UserDict, list))
@@ -129,8 +133,8 @@ class InputWriteback:
                     isinstance(value, (list, tuple)) or can_be_joined(value)
                 ):
                     return (
-                        f"it changes the argument {name} in place, and {_told(key)} in it does not "
-                        "have one entry per row"
+                        f"it changes the argument {name} in place, and {_words(key)} in it does "
+                        "not have one entry per row"
                     )
                 if first:
                     if name == returned:
@@ -140,7 +144,7 @@ class InputWriteback:
                     self.columns[name, key] = own
                 place = self.columns.get((name, key))
                 if place is not None and (why := place.add(value)) is not None:
-                    return f"it changes {_told(key)} of the argument {name} in place: {why}"
+                    return f"it changes {_words(key)} of the argument {name} in place: {why}"
         if not first and (changed != self.columns.keys() or removed != self.removed):
             return "it changes different columns of its arguments in place for different rows"
         self.removed = removed
@@ -232,7 +236,7 @@ def _is_returned(value: Any) -> bool:
     return shares or _held(value) is not None
 
 
-def _told(key: Any) -> str:
+def _words(key: Any) -> str:
     if key is _ENTRIES:
         return "the list"
     return repr(key)
@@ -316,6 +320,11 @@ class RowsCall:
     def not_splittable(self) -> str | None:
         """Why the call cannot be split into rows; None if it can."""
         return self.reason or self.handed_in.why_changed(self.bound.arguments, self.names)
+
+    @property
+    def live_before_bytes(self) -> int | None:
+        """The bytes that were allocated before the call; None without a device."""
+        return self.handed_in.live_bytes
 
     @property
     def args(self) -> tuple[Any, ...]:

@@ -39,10 +39,14 @@ from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding import observers
 from oomguard.guarding.batch_size_cache import BatchSizeCache
-from oomguard.guarding.call_metrics import report_attempt, report_death, report_end_of_call
 from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
 from oomguard.guarding.intercept import entered, in_force, watch, watching
-from oomguard.guarding.observers import attempted
+from oomguard.guarding.observers import (
+    attempted,
+    report_attempt,
+    report_death,
+    report_end_of_call,
+)
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.remedy.policy import Policy, make_policy
 
@@ -144,13 +148,17 @@ def _guarding(current: GuardState, function: F) -> F:
         if current.recording is not None:
             current.begin_recording()
         if current.known.after_kill:
-            current.known.after_kill.tell_as_it_was()
+            current.known.after_kill.log_unchanged()
         token = state.entered.set((*state.entered.get(), current))
         state.in_force.append(None)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             current.explain(error)
+            if is_memory_failure(error) and not disabled():
+                from oomguard.guarding.advice import note_row_arguments
+
+                note_row_arguments(error, function, args, kwargs)
             raise
         finally:
             state.in_force.pop()
@@ -179,11 +187,11 @@ def _splitting(current: GuardState, function: F) -> F:
         is_outer = concurrency.begin(None)
         try:
             if current.known and not disabled():
-                result, error = _in_parts(current, function, args, kwargs, handed_in)
+                result, error = _run_in_parts(current, function, args, kwargs, handed_in)
             else:
                 result, error = run_guarded(function, args, kwargs)
                 if error is not None and is_memory_failure(error) and not disabled():
-                    result, error = _in_parts(current, function, args, kwargs, handed_in, error)
+                    result, error = _run_in_parts(current, function, args, kwargs, handed_in, error)
         finally:
             if is_outer:
                 concurrency.end()
@@ -208,7 +216,7 @@ def _size(
     return RowsCall.of(function, current.batch, args, kwargs).rows, None, None
 
 
-def _in_parts(
+def _run_in_parts(
     current: GuardState,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -496,12 +504,12 @@ class GuardState:
         """Record a diagnosis, and call the user's callback."""
         self._keep(diagnosis)
         if self._on_incident is not None and diagnosis.first_cause is not None:
-            _tell(self._on_incident, diagnosis.first_cause)
+            _call_back(self._on_incident, diagnosis.first_cause)
 
     def patched(self, patch: Patch) -> None:
         """Call the user's callback with a patch before it is applied."""
         if self._on_patch is not None:
-            _tell(self._on_patch, patch)
+            _call_back(self._on_patch, patch)
 
 
 class Guard:
@@ -670,7 +678,7 @@ def guard(
     return made(function)
 
 
-def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
+def _call_back(callback: Callable[[Any], object], record: Incident | Patch) -> None:
     """Call a user's callback, and log its exception, which must not replace the failure."""
     try:
         callback(record)

@@ -26,8 +26,8 @@ from oomguard.guarding.failure import add_note, is_memory_failure, run_guarded
 from oomguard.guarding.observers import (
     GuardEvents,
     ObservedCall,
-    inside_told,
     looking_on,
+    observed_calls,
     observing,
     size_of_tensors,
 )
@@ -87,7 +87,7 @@ def _watched(
         return wrapped(*args, **kwargs)
     if not guards:
         if in_force and not _unguarded_threads:
-            _tell_of_thread()
+            _warn_of_thread()
         return wrapped(*args, **kwargs)
     from oomguard.guarding import concurrency
     from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
@@ -158,7 +158,7 @@ def _watched_often(
 ) -> Any:
     """Run a frequent call; it is read and recorded only after a failure under this guard."""
     # Every forward pass of a generation comes here, so this checks only whether a watch records it.
-    if observing and inside_told.get() is None and looking_on():
+    if observing and observed_calls.get() is None and looking_on():
         with ObservedCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
@@ -214,7 +214,7 @@ def _names(wrapped: Callable[..., Any], model: Any) -> tuple[str, str]:
     return getattr(wrapped, "__name__", "forward"), type(model).__name__
 
 
-def _tell_of_thread() -> None:
+def _warn_of_thread() -> None:
     """Warn once that a call runs in a thread without a guard, such as one of a pool."""
     thread = threading.current_thread()
     if thread is not threading.main_thread():

@@ -49,9 +49,9 @@ class KillRecovery:
         else:
             fewer = max(int(least), rows >> killed.times, 1)
         if fewer < rows:
-            _tell(self._name, killed, f"{rows} -> {fewer}")
+            _log(self._name, killed, f"{rows} -> {fewer}")
             return fewer
-        _tell(
+        _log(
             self._name,
             killed,
             None,
@@ -59,15 +59,15 @@ class KillRecovery:
         )
         return rows
 
-    def tell_as_it_was(self) -> None:
+    def log_unchanged(self) -> None:
         """Log once that a function without batch arguments runs again unchanged."""
         killed = killed_before()
         if killed is not None:
-            _tell(self._name, killed, None, "guard(batch=...) names the argument to split")
+            _log(self._name, killed, None, "guard(batch=...) names the argument to split")
 
 
 @functools.lru_cache(maxsize=64)
-def _tell(name: str, killed: KilledBefore, rows: str | None, why: str | None = None) -> None:
+def _log(name: str, killed: KilledBefore, rows: str | None, why: str | None = None) -> None:
     fields = {"function": name, "killed_by": killed.by, "times": killed.times}
     if rows is not None:
         get_logger().warning(

@@ -30,6 +30,7 @@ from oomguard.guarding.failure import (
     forget,
     frames_of,
     in_phase,
+    is_out_of_memory,
     let_go,
     release_after,
     row_bytes_at_failure,
@@ -130,7 +131,7 @@ def keep_in(error: BaseException, partial: Partial) -> None:
             error.partial = partial  # type: ignore[attr-defined]
 
 
-def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> None:
+def report_mistake(mistake: BaseException, failure: BaseException | None) -> None:
     """Log a bug in oomguard, and add a note about it to the call's failure, if there is one."""
     get_plain_logger().error("the call could not be split", exc_info=mistake)
     if failure is not None:
@@ -191,8 +192,10 @@ def run_rows(
 
 # Later rows may need more, so a part has at most so many times the rows of the largest before it.
 _MOST_GROWTH: Final = 8
-# One part is a weak measurement: without padding, for example, it needs no mask.
+# One part is a weak measurement: without padding, for example, it needs no mask. A part of one row
+# is weaker still.
 _ONE_PART_MARGIN_RATIO: Final = 0.06
+_ONE_ROW_MARGIN_RATIO: Final = 0.12
 # The ratio for rows that failed although the measurement said that they fit.
 _BELOW_FAILED_RATIO: Final = 0.9
 
@@ -241,7 +244,9 @@ class RowMeasurements:
             return None
         (rows, taken), *smaller = sorted(self._taken_bytes.items(), reverse=True)
         slope = max(size / number for number, size in self._taken_bytes.items())
-        if not smaller:
+        if not smaller and rows == 1:
+            slope *= 1 + _ONE_ROW_MARGIN_RATIO
+        elif not smaller:
             slope *= 1 + _ONE_PART_MARGIN_RATIO
         if smaller and smaller[0][1] < taken:
             slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
@@ -428,7 +433,7 @@ class MicroBatchRun:
                 keep_in(stop, partial)
             if self._first_error is None or not isinstance(stop, Exception):
                 raise
-            tell_of_mistake(stop, self._first_error)
+            report_mistake(stop, self._first_error)
             return None, self._given_up()
         finally:
             # The exception's frames refer to this object, so both would live until a garbage
@@ -512,7 +517,7 @@ class MicroBatchRun:
         with torch_memory.MemoryPeak() as measured, self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = measured.bytes
-        if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
+        if error is not None and is_out_of_memory(error):
             return error
         if error is not None:
             why: str | None = f"{type(error).__name__}: {error}"
@@ -533,7 +538,7 @@ class MicroBatchRun:
             torch_memory.empty_cache()
             rows = stop - self._next_row
             ran_beside_others = concurrency.others_run()
-            before = torch_memory.live_bytes(self._call.model)
+            before = torch_memory.live_bytes()
             refusing = refusing_gradients(really=self._call.may_train)
             with (
                 torch_memory.MemoryPeak() as measured,
@@ -575,7 +580,7 @@ class MicroBatchRun:
         if isinstance(error, GradientRecorded):
             forget(error)
             return self._as_it_was_made(str(error))
-        if may_be_oom(error) and scan_error(error).first_cause is not None:
+        if is_out_of_memory(error):
             self._measured.failed(stop - self._next_row)
             return error
         if self._first_error is None and stop - self._next_row >= self._begun:
@@ -605,7 +610,7 @@ class MicroBatchRun:
             return
         if self._gathered.device_bytes * _RESULTS_SHARE > self._room_bytes:
             self._gathered.park()
-        held = (torch_memory.live_bytes(self._call.model) or before_bytes) - self._base_bytes
+        held = (torch_memory.live_bytes() or before_bytes) - self._base_bytes
         rows = self._measured.rows_within(self._room_bytes - held)
         if rows is not None:
             self._size = min(self._rows, rows)
@@ -638,7 +643,7 @@ class MicroBatchRun:
         )
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
-        release_after(failure, self._call.model, size)
+        release_after(failure, self._call, size)
         model = self._model(failure)
         from oomguard.diagnosis.diagnose import default_rules
 
@@ -800,7 +805,7 @@ def in_parts(
         if mistake is None:
             ended: Outcome = outcome
             return ended
-    tell_of_mistake(mistake, first)
+    report_mistake(mistake, first)
     if generators is None:
         return None, first
     owner.known.forget(call)

@@ -1,6 +1,7 @@
-"""Report watched calls, and the attempts in them, to observers, which change nothing.
+"""Report watched calls, and the attempts in them, to observers and to telemetry.
 
-Context variables hold the observers, so other threads and tasks are not affected.
+Neither changes anything. Context variables hold the observers, so other threads and tasks are not
+affected.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import functools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
+from oomguard.core.extensions import extension
 from oomguard.core.incident import Attempt, Diagnosis, Patch
 from oomguard.core.log import get_plain_logger
 from oomguard.core.partial_results import Partial
@@ -72,8 +74,8 @@ class Observer(Protocol):
 
 observers: ContextVar[tuple[Observer, ...]] = ContextVar("oomguard_observers", default=())
 # The observed calls that run here; None outside any.
-inside_told: ContextVar[tuple[CallObserver, ...] | None] = ContextVar(
-    "oomguard_looked_on", default=None
+observed_calls: ContextVar[tuple[CallObserver, ...] | None] = ContextVar(
+    "oomguard_observed_calls", default=None
 )
 # One entry per observer in any thread. While it is empty, a call checks nothing else.
 observing: Final[list[None]] = []
@@ -81,7 +83,7 @@ observing: Final[list[None]] = []
 
 def looking_on() -> tuple[Observer, ...]:
     """Return the observers of a call that begins now; none inside another observed call."""
-    if inside_told.get() is not None:
+    if observed_calls.get() is not None:
         return ()
     return observers.get()
 
@@ -115,13 +117,13 @@ class ObservedBlock:
 class ObservedCall:
     """A call of an engine that is reported to observers; use it only if ``looking_on`` has some."""
 
-    __slots__ = ("_token", "_told")
+    __slots__ = ("_block", "_token")
 
     def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
         call_size = NO_SIZE
         with contextlib.suppress(Exception):  # the call itself will reject such arguments
             call_size = size()
-        self._told = ObservedBlock(
+        self._block = ObservedBlock(
             *(
                 functools.partial(observer.began, what, model, call_size)
                 for observer in looking_on()
@@ -129,8 +131,8 @@ class ObservedCall:
         )
 
     def __enter__(self) -> None:
-        self._token: Token[tuple[CallObserver, ...] | None] = inside_told.set(
-            self._told.__enter__()
+        self._token: Token[tuple[CallObserver, ...] | None] = observed_calls.set(
+            self._block.__enter__()
         )
 
     def __exit__(
@@ -139,8 +141,8 @@ class ObservedCall:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        inside_told.reset(self._token)
-        self._told.__exit__(kind, error, trace)
+        observed_calls.reset(self._token)
+        self._block.__exit__(kind, error, trace)
 
 
 def shown(
@@ -159,7 +161,7 @@ def shown(
 
 def attempted(attempt: Attempt) -> None:
     """Report an attempt in the present call to its observers."""
-    for call in inside_told.get() or ():
+    for call in observed_calls.get() or ():
         without_mistake(call.attempted, attempt)
 
 
@@ -180,3 +182,59 @@ def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall
         if shape:
             return int(shape[0]), int(shape[1]) if len(shape) == 2 else None, None
     return NO_SIZE
+
+
+# Failed calls go to the metrics and spans of ``telemetry``, if it is installed. A call that
+# succeeds at once is not reported, so it loads nothing.
+
+
+class CallMetrics(Protocol):
+    """Counts the attempts of guarded calls, or makes spans of them."""
+
+    def count_attempt(self, attempt: Attempt) -> None:
+        """Count an attempt that ended."""
+
+    def count_death(self, before: Attempt, now: Attempt) -> None:
+        """Count the death of an engine that had started successfully."""
+
+    def end_call(self) -> None:
+        """Close the span of a call."""
+
+
+class _NoCallMetrics:
+    """Counts nothing: telemetry is not installed."""
+
+    def count_attempt(self, attempt: Attempt) -> None:
+        """Ignore an attempt."""
+
+    def count_death(self, before: Attempt, now: Attempt) -> None:
+        """Ignore the death of an engine."""
+
+    def end_call(self) -> None:
+        """Ignore the end of a call."""
+
+
+@functools.cache
+def _call_metrics() -> CallMetrics:
+    module = extension("call_metrics")
+    if module is None:
+        return _NoCallMetrics()
+    return cast("CallMetrics", module)
+
+
+def report_attempt(attempt: Attempt) -> None:
+    """Report an attempt that ended, unless it was the first of a call and succeeded."""
+    if attempt.incident is None and attempt.number == 1:
+        return
+    _call_metrics().count_attempt(attempt)
+
+
+def report_death(before: Attempt, now: Attempt) -> None:
+    """Report the death of an engine; ``before`` is the attempt that started it successfully."""
+    _call_metrics().count_death(before, now)
+
+
+def report_end_of_call() -> None:
+    """Report the end of a call; without a reported attempt there is no span to close."""
+    if _call_metrics.cache_info().currsize:
+        _call_metrics().end_call()

@@ -20,14 +20,13 @@ from oomguard.core.errors import OomguardError, StoreError, UsageError
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger, pauses
 from oomguard.core.process_state import disabled
-from oomguard.guarding.failure import add_note, clear, run_guarded, scan_error
+from oomguard.guarding.failure import add_note, clear, is_out_of_memory, run_guarded
 from oomguard.guarding.guard import guard, state_of
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.items import FAILED, WAITING, FailedItem, Items
 from oomguard.mapping.serialization import Codec
 from oomguard.mapping.store import ASKED_AT_ONCE, ResultStore
 from oomguard.probe import torch_memory
-from oomguard.scan.exceptions import may_be_oom
 
 # Check that ``fn`` returned one result for each item.
 
@@ -395,7 +394,7 @@ class MapRun:
 
 
 def _is_memory_failure(error: BaseException) -> bool:
-    return not disabled() and may_be_oom(error) and scan_error(error).first_cause is not None
+    return not disabled() and is_out_of_memory(error)
 
 
 # Results are read from the store on access, in the order of the items.

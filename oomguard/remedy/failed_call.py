@@ -44,10 +44,11 @@ def device_room_bytes(
 
 # Later rows may need slightly more than the measured ones.
 BATCH_MARGIN_RATIO: Final = 0.01
-# This fraction of the rows that should fit runs first, as the measurement.
-MEASURING_SHARE: Final = 8
-# The same if a formula gives a row's need up to its end.
-_ESTIMATED_SHARE: Final = 4
+# This fraction of the rows that should fit runs first, as the measurement. What they held when they
+# failed says little about what they would have needed.
+MEASURING_SHARE: Final = 4
+# The same if a formula gives a row's need up to its end. It may miss half of a small model's need.
+_ESTIMATED_SHARE: Final = 3
 # The ratio for rows that failed after others of the same call had run. With few attempts left,
 # fewer rows are tried.
 _AFTER_OTHERS_RATIO: Final = 0.75

@@ -192,16 +192,17 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         waiting.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 
-def exception_lines(error: BaseException) -> Iterator[Line]:
+def exception_lines(error: BaseException, *, with_frames: bool = True) -> Iterator[Line]:
     """Yield the lines of each message, root first, without irrelevant exception types.
 
-    The frames before each message show what the program did, as in a printed traceback.
+    The frames before each message show what the program did, as in a printed traceback. Most of
+    the lines are frames, so messages alone (``with_frames`` False) are read much faster.
     """
     number = 1
     for link in reversed(list(chain(error))):
         if not _carries(link):
             continue
-        for text in _frames(link):
+        for text in _frames(link) if with_frames else ():
             yield Line(number, 0, text)
             number += 1
         for text in f"{_printed_name(link)}: {_message(link)}".splitlines():
@@ -209,14 +210,20 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
             number += 1
 
 
+# These files only pass a call on, and they are half of the frames of a model's call.
+_PASSING_ON = ("torch/nn/modules/module.py", "torch/utils/_contextlib.py")
+
+
 def _frames(link: BaseException) -> Iterator[str]:
-    """Yield the last frames of an exception, each with its source line if readable."""
+    """Yield the last frames of an exception, those of the user with the source line if readable."""
     import traceback  # a log does not need it
 
     with contextlib.suppress(Exception):  # for an unprintable traceback the message is enough
         for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
+            if frame.filename.replace("\\", "/").endswith(_PASSING_ON):
+                continue
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
-            if frame.line:
+            if not re.search(_LIBRARY, frame.filename) and frame.line:
                 yield f"    {frame.line}"
 
 

@@ -54,6 +54,18 @@ def test_a_module_that_is_no_model_of_transformers_is_named():
     assert "a call of Codec is not watched" in note
 
 
+def test_decorated_function_is_named_with_its_own_arguments():
+    @oomguard.guard()
+    def encode(texts, width, labels):
+        return Codec()(torch.ones(len(texts), width))
+
+    with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
+        encode(["text"] * 64, 1024, labels=[1] * 64)
+    assert (
+        '@oomguard.guard(batch=("texts", "labels")) above def encode' in raised.value.__notes__[-1]
+    )
+
+
 def test_where_no_model_runs_nothing_is_said_of_one():
     with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
         [torch.ones(64, 1024) for _ in range(16)]

@@ -127,7 +127,7 @@ def test_measured_rows_are_few_and_would_have_fitted(number, seen, base, total):
     solution = rows(CallModel(number, base, seen_row_bytes=seen), device_total_bytes=total)
 
     if solution.value is not None:
-        assert 1 <= solution.value <= max(1, number // 8)
+        assert 1 <= solution.value <= max(1, number // 4)
         assert base + solution.value * seen <= total
         assert "first, then as many as this measurement allows" in solution.reason
 

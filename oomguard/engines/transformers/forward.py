@@ -239,7 +239,9 @@ class ForwardCall:
         else:
             of_rows = media
         taken = (
-            frozenset() if of_rows.starts else infer_row_arguments(arguments, rows, of_rows.untold)
+            frozenset()
+            if of_rows.starts
+            else infer_row_arguments(arguments, rows, of_rows.unmarked)
         )
         if found in names("text"):
             tokens = int(arguments[found].shape[1])

@@ -336,7 +336,7 @@ class GenerateCall:
         unknown = {
             n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)
         }
-        return infer_row_arguments(unknown, self.rows, media.untold)
+        return infer_row_arguments(unknown, self.rows, media.unmarked)
 
     def is_cut(self, name: str) -> bool:
         """Return whether a tensor with this name is split into rows."""

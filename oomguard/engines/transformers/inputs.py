@@ -124,10 +124,6 @@ def why_packed(arguments: Mapping[str, Any]) -> str | None:
     positions: Any = arguments.get("position_ids")
     if not is_tensor(positions) or positions.shape[-1] < 2:
         return None
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if isinstance(positions, FakeTensor):
-        return None  # a trace: the call's own positions were checked before
     begins = compute_on_host(_begin_anew, positions, arguments.get("attention_mask"))
     if begins:
         return "position_ids restart within a row, as in packed texts"

@@ -35,18 +35,18 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
         tolerance = _TOLERANCE
     else:
         tolerance = _HALF_TOLERANCE
-    told = loss.detach().double().cpu()
+    shown_loss = loss.detach().double().cpu()
     means = list(_means(logits, labels))
     if over and any(
-        torch.isclose(told, torch.tensor(total / over).double(), tolerance, 1e-7)
+        torch.isclose(shown_loss, torch.tensor(total / over).double(), tolerance, 1e-7)
         for total, _ in means
     ):
         return math.inf
     found: dict[float, float] = {}  # by number of labels: the difference to their mean
     for total, count in means:
         mean = torch.tensor(total / count if count else float("nan")).double()
-        if torch.isclose(told, mean, tolerance, 1e-7, equal_nan=True):
-            off = float((told - mean).abs().nan_to_num())
+        if torch.isclose(shown_loss, mean, tolerance, 1e-7, equal_nan=True):
+            off = float((shown_loss - mean).abs().nan_to_num())
             found[float(count)] = min(off, found.get(float(count), off))
     if not found:
         return None

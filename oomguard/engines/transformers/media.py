@@ -81,12 +81,12 @@ class Media:
     Attributes:
         starts: by argument, the index at which each row's entries begin, and the end.
         outputs: the result fields for these arguments; none has one entry per row.
-        untold: arguments with one entry per text in a model whose texts have no token for them.
+        unmarked: arguments with one entry per text in a model whose texts have no token for them.
     """
 
     starts: Mapping[str, tuple[int, ...]]
     outputs: tuple[str, ...] = field(default=(), compare=False)
-    untold: tuple[str, ...] = field(default=(), compare=False)
+    unmarked: tuple[str, ...] = field(default=(), compare=False)
 
     def part(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
         """Return the arguments for rows ``start`` to ``stop``; None for one without entries."""
@@ -114,14 +114,14 @@ def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
     starts: Starts = {}
     config = getattr(model, "config", None)
     outputs = list[str]()
-    untold = list[str]()
+    unmarked = list[str]()
     for name in dict.fromkeys(kind["values"] for kind in data()["kind"]):
         if arguments.get(name) is None:
             continue
         found = _of_rows(model, name, arguments, ids)
         kind = _kind_of(name, arguments)
         if found is None and _is_one_a_text(config, arguments[name], ids):
-            untold.append(name)
+            unmarked.append(name)
             continue
         if found is None:
             found = _starts(model, kind, config, arguments, ids)
@@ -129,12 +129,12 @@ def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
             return f"oomguard does not know which rows the argument {name} belongs to: {found}"
         starts.update(found)
         outputs.append(kind["outputs"])
-    if untold and starts:
+    if unmarked and starts:
         return (
-            f"oomguard does not know which rows the argument {untold[0]} belongs to: no token "
+            f"oomguard does not know which rows the argument {unmarked[0]} belongs to: no token "
             "stands for it"
         )
-    return Media(starts, tuple(outputs), tuple(untold))
+    return Media(starts, tuple(outputs), tuple(unmarked))
 
 
 def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:

@@ -53,6 +53,7 @@ class Draws:
         self._may_draw = may_draw
         self._furthest: States = states
         self._most_draws = 0
+        self._draws_nothing = False
         self.problem: str | None = None
 
     @contextlib.contextmanager
@@ -60,12 +61,17 @@ class Draws:
         """In the block, draw what the whole call would draw for rows ``start`` to ``stop``.
 
         Afterwards the generators are in the whole call's end state. If nothing is drawn, they are
-        not touched, because other threads use them too.
+        not touched, because other threads use them too. If an earlier part drew nothing, the
+        operations of later parts are not watched, which is faster; the generators still are.
         """
         mode = _OfRows(start, stop, self._rows, self._states)
         try:
-            with mode:
+            if start and self._draws_nothing:
                 yield
+            else:
+                with mode:
+                    yield
+                self._draws_nothing = mode.number == 0
         finally:
             if not are_equal(mode.expected, _now(self._states)) or (
                 mode.number and not self._may_draw
