@@ -460,6 +460,8 @@ class StepRecovery:
             except Exception as own:  # noqa: BLE001 - vLLM's own behavior follows
                 _log(logging.DEBUG, "a recovery failed", why=f"{type(own).__name__}: {own}")
             if outputs is None:
+                with contextlib.suppress(Exception):
+                    self._say_end(error)
                 if failed is None:
                     raise
                 with self._dump(failed):  # vLLM logs the step with which it ends
@@ -719,6 +721,20 @@ class StepRecovery:
         )
         _add_outputs(outputs, {request.client_index: EngineCoreOutputs(outputs=[output])})
 
+    def _say_end(self, error: Exception) -> None:
+        """Log with which steps the engine worked last; `run` starts it with them (OG391)."""
+        learned = self._budget.learned_tokens
+        is_memory = "Worker failed with error" in str(error) or is_out_of_memory(error)
+        if learned is None or not is_memory or not self._can_split:
+            return
+        # vLLM refuses a start with steps of fewer tokens than requests.
+        learned = max(learned, self._core.vllm_config.scheduler_config.max_num_seqs)
+        if learned < self._budget.full_tokens:
+            # Without "oomguard: " in front, which marks lines that a diagnosis skips.
+            logging.getLogger(_LOGGER).warning(
+                "The engine ends. It worked before with smaller steps: tokens=%d", learned
+            )
+
     def _report(
         self,
         step: FailedStep,
@@ -728,6 +744,7 @@ class StepRecovery:
         took_s: float,
     ) -> None:
         row = {
+            "at": round(time.time(), 3),
             "part": failure["part"],
             "tokens": step.total_tokens,
             "requests": len(step.tokens),
@@ -738,8 +755,9 @@ class StepRecovery:
             "took_ms": round(took_s * 1e3, 2),
         }
         row = {name: value for name, value in row.items() if value is not None}
-        _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
         message_sender.send_row({"step_recovery": row})
+        del row["at"]  # the line has its own time
+        _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
 
 
 def _forget_tokens_in_flight(request: Any) -> None:
