@@ -6,8 +6,10 @@ Failures are raised in the forward pass, in the sampler and in the computation o
 Some requests are offenders: they fail whenever they run, in one of the three.
 """
 
+import ctypes
 import gc
 import json
+import logging
 import os
 import random
 import sys
@@ -23,6 +25,8 @@ BAD_TOKEN = 499
 BAD_RUN = 60
 # A request that asks for so many prompt logprobs cannot run.
 BAD_LOGPROBS = 9
+# In the case of an engine that cannot be saved: steps of more tokens do not fit.
+LIMIT_TOKENS = 128
 MESSAGE = (
     "CUDA out of memory. Tried to allocate {:.2f} MiB. GPU 0 has a total capacity of 79.25 GiB of "
     "which 6.40 MiB is free."
@@ -298,6 +302,8 @@ def edges(clients: Clients, core: Any, failures: Failures, _mode: dict[str, Any]
         found |= {one.request_id: told(one) for one in engine.step() if one.finished}
     after_abort = sum(row in calm[1:] for row in found.values())
     idle = engine.step()  # no request runs
+    paused = finish_after_pause(clients, core, failures, jobs)
+    without_requests = fail_without_requests(clients, core, failures, jobs)
 
     # Whatever a recovery raises, vLLM sees the error of the step.
     recovery._roll_back = lambda _dropped: 1 / 0
@@ -316,18 +322,70 @@ def edges(clients: Clients, core: Any, failures: Failures, _mode: dict[str, Any]
         "after_abort": after_abort,
         "finished": len(found),
         "idle": len(idle),
+        "after_pause": sum(row in calm for row in paused),
+        "without_requests": without_requests,
         "broken": broken,
         "at_one_token": at_one_token(clients, core, failures),
     }
 
 
+def finish_after_pause(
+    clients: Clients, core: Any, failures: Failures, jobs: list[Any]
+) -> list[Any]:
+    """Fail a step while the scheduler is paused; return what the requests got after the pause."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    engine = clients.engine
+    for number, job in enumerate(jobs):
+        engine.add_request(f"p{number}", *job)
+    engine.step()
+    core.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    failures.rate = 1.0
+    engine.step()
+    failures.rate = 0.0
+    outputs = [one for _ in range(3) for one in engine.step()]
+    core.pause_scheduler("keep")  # as for a sleep: the device must be idle
+    core.resume_scheduler()
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return [told(one) for one in outputs if one.finished]
+
+
+def fail_without_requests(
+    clients: Clients, core: Any, failures: Failures, jobs: list[Any]
+) -> int | None:
+    """Abort all requests while their step fails; return how many the engine finishes afterwards.
+
+    None without asynchronous scheduling, because then no step is in flight between two calls.
+    """
+    if core.batch_queue is None:
+        return None
+    engine = clients.engine
+    names = [engine.add_request(f"z{n}", *job) or f"z{n}" for n, job in enumerate(jobs)]
+    failures.rate = 1.0
+    count = failures.count
+    engine.step()
+    assert failures.count > count
+    engine.abort_request(names, internal=True)
+    failures.rate = 0.0
+    engine.step()
+    return sum(output is not None for output in clients.run(jobs))
+
+
 def at_one_token(clients: Clients, core: Any, failures: Failures) -> dict[str, Any]:
-    """Let every step fail; return how the engine ended, and after how many failures."""
+    """Let large steps fail, then every step; return how the engine ended, and what it learned."""
     core._oomguard_recovery._alone = None
+    failures.limit_tokens = LIMIT_TOKENS
+    clients.run([clients.request(number) for number in range(100, 108)])
+    failures.limit_tokens = 0
     failures.rate = 1.0
     failures.count = 0
     for number in range(8):
         clients.engine.add_request(f"last{number}", *clients.request(100 + number))
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("vllm.oomguard").addHandler(handler)
     began_s = time.perf_counter()
     try:
         while clients.engine.has_unfinished_requests():
@@ -338,6 +396,7 @@ def at_one_token(clients: Clients, core: Any, failures: Failures) -> dict[str, A
     return {
         "ended": ended,
         "failures": failures.count,
+        "last_line": texts[-1],
         "seconds": round(time.perf_counter() - began_s, 2),
     }
 
@@ -423,6 +482,7 @@ def leak(clients: Clients, core: Any, failures: Failures, mode: dict[str, Any]) 
         clients.run(jobs)
         core.scheduler.reset_prefix_cache()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is no leak
         tensors = sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
         rss = psutil.Process().memory_info().rss
         free = core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()

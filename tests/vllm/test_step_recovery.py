@@ -33,13 +33,19 @@ def test_the_others_finish_with_the_same_tokens(folder, vllm_env, mode):
     assert found["blocks_lost"] == 0
 
 
-def test_aborts_broken_recoveries_and_engines_without_room(folder, vllm_env):
-    found: dict[str, Any] = result_of(folder, vllm_env, ENGINE, json.dumps({"way": "edges"}))
+@pytest.mark.parametrize("is_async", [0, 1])
+def test_aborts_pauses_broken_recoveries_and_engines_without_room(folder, vllm_env, is_async):
+    asked = {"way": "edges", "async": is_async}
+    found: dict[str, Any] = result_of(folder, vllm_env, ENGINE, json.dumps(asked))
     assert found["after_abort"] == found["finished"] == 5
     assert found["idle"] == 0
+    assert found["after_pause"] == 6
+    assert found["without_requests"] == (6 if is_async else None)
     assert found["broken"] == "OutOfMemoryError"
     assert found["at_one_token"]["ended"] == "OutOfMemoryError"
     assert found["at_one_token"]["seconds"] < 30
+    line = "The engine ends. It worked before with smaller steps: tokens="
+    assert 16 <= int(found["at_one_token"]["last_line"].removeprefix(line)) <= 128
 
 
 def test_without_oomguard_a_failed_step_ends_the_engine(folder, vllm_env):
