@@ -569,6 +569,8 @@ class AttemptLoop:
             log.info(
                 "Running the command again",
                 **{patch.setting: patch.change for patch in ledger.patches},
+                permitted_by=", ".join(dict.fromkeys(p.permitted_by or "" for p in ledger.patches)),
+                to_forbid=" ".join(f"--pin {patch.setting}" for patch in ledger.patches),
             )
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning(

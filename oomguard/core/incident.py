@@ -176,6 +176,8 @@ class Patch(Record):
         predicts: the values of facts that the next attempt should measure.
         blocked_by: why the policy does not permit the patch; None if it is permitted.
         group: patches of one group are applied together, because one alone is not enough.
+        permitted_by: what permitted an applied patch: the default, or an option; None if the patch
+            was not applied.
     """
 
     setting: str
@@ -192,6 +194,7 @@ class Patch(Record):
     tradeoff: str = ""
     blocked_by: str | None = None
     group: int | None = None
+    permitted_by: str | None = field(default=None, compare=False)
 
     @property
     def applicable(self) -> bool:

@@ -147,6 +147,7 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
         _text(row.get("tradeoff")),
         _text(row.get("blocked_by")) or None,
         row.get("group"),
+        _text(row.get("permitted_by")) or None,
     )
 
 

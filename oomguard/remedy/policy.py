@@ -96,6 +96,14 @@ class Policy:
             allowance = "you may have set it; --allow {} permits it"
         return allowance.format(patch.effect)
 
+    def permission(self, patch: Patch) -> str:
+        """Return what permits a patch that is not blocked: the default, or an option."""
+        if patch.effect == Effect.OUTPUT_PRESERVING:
+            return "default"
+        if self.allow is None:
+            return "default: you did not set it"
+        return f"--allow {self.allow}"
+
     def forbids(self, patch: Patch) -> str | None:
         """Return how an explicit ``allow`` forbids a patch; None if it does not."""
         is_over = self.allow is not None and patch.effect > self.allow

@@ -133,10 +133,17 @@ def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) ->
 def _changed(attempt: Attempt) -> str:
     if not attempt.patches:
         return "nothing"
-    return "\n".join(
-        f"{p.setting} {'-> ' if p.old is None else ''}{p.change}\n({p.effect})"
-        for p in attempt.patches
-    )
+    lines = []
+    for patch in attempt.patches:
+        arrow = ""
+        if patch.old is None:
+            arrow = "-> "
+        lines.append(f"{patch.setting} {arrow}{patch.change}")
+        if patch.permitted_by is None or patch.effect == Effect.OUTPUT_PRESERVING:
+            lines.append(f"({patch.effect})")
+        else:
+            lines.append(f"({patch.effect}, by {patch.permitted_by})")
+    return "\n".join(lines)
 
 
 def _result(attempt: Attempt) -> str:

@@ -198,6 +198,7 @@ def _patch(patch: Patch) -> dict[str, Any]:
         "predicted_freed_bytes": patch.predicted_freed_bytes,
         "applicable": patch.applicable,
         "blocked_by": patch.blocked_by,
+        "permitted_by": patch.permitted_by,
         "predicts": patch.predicts,
         "tradeoff": patch.tradeoff,
         "rule": patch.rule,

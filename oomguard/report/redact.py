@@ -610,6 +610,8 @@ _QUOTES_AND_BRACKETS: Final = re.compile(r"(\\*)([\"'])|[\[\](){}]")
 _BARE: Final = re.compile(r"[^\s\"',;\[\](){}<>|&\\]+(?:,(?=[^\s\"',=:]+(?:\s|\Z))[^\s\"',]+)*")
 _MAX_LIST_CHARS: Final = 4096  # a longer list counts as lasting to the end of the text
 _LINE: Final = re.compile(r"[^\"'\\\n]+")
+# The beginning of a call or of an item in Python. A name with a digit may be a password.
+_CALL: Final = re.compile(r"[ ]*[A-Za-z_]+(?:\.\w+)*[(\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -930,6 +932,9 @@ def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
     body = text[value.start : value.end]
     if not is_secret_value(name, body):
         return False
+    counts_tokens = _TOKEN.search(name) and not _ACCESS_TOKEN.search(name)
+    if counts_tokens and _is_expression(text, value, found.group("glue") or ""):
+        return False
     if value.form == "bare" and body in _PROSE and ":" in (found.group("glue") or ""):
         return False
     if (
@@ -948,6 +953,23 @@ def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
     )
     # "the first token: it is late" is prose; a token is long, or mixes letters and digits.
     return not prose or len(body) >= 16 or (len(body) >= 8 and any(c.isdigit() for c in body))
+
+
+def _is_expression(text: str, value: ValueSpan, glue: str) -> bool:
+    """Return whether a line of Python computes the value: ``tokens = model.generate(**inputs)``.
+
+    A quote between the brackets may hold the secret itself, so such a value is hidden.
+    """
+    if glue.strip() != "=" or value.form not in {"bare", "call"}:
+        return False
+    begin = value.start
+    if value.form == "call":
+        begin = text.rfind("=", 0, value.start) + 1
+    call = _CALL.match(text, begin)
+    if call is None:
+        return False
+    arguments = text[call.end() : _bracket_end(text, call.end() - 1)]
+    return not any(quote in arguments for quote in "\"'")
 
 
 def _hides_prompt(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:

@@ -205,7 +205,9 @@ class Ledger:
             self.pending = ()
             self.left = wanted
         else:
-            self.pending = wanted
+            self.pending = tuple(
+                replace(patch, permitted_by=self.policy.permission(patch)) for patch in wanted
+            )
             self.left = ()
         return self.pending
 

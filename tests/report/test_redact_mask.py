@@ -44,6 +44,8 @@ def test_what_is_no_secret_is_left_alone():
         "--tokenizer-mode auto",
         "the first token: it is late",
         "monkey=banana",
+        "tokens = model.generate(**inputs, max_new_tokens=64)",
+        "token = next(stream)",
         "",
     ]:
         assert mask(text) == text, text
@@ -54,6 +56,11 @@ def test_what_is_no_secret_is_left_alone():
 )
 def test_a_secret_after_a_flag_in_running_text_is_hidden(text):
     assert "abcdefgh" not in mask(text)
+
+
+def test_a_secret_inside_a_python_call_is_hidden():
+    assert "abcdefgh" not in mask("token = SecretStr('abcdefgh')")
+    assert "abcdefgh" not in mask("hf_token = abcdefgh(x)")
 
 
 def test_a_secret_in_the_list_of_vllm_s_echo_is_hidden():

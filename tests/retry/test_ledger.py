@@ -120,6 +120,18 @@ def test_after_a_stop_nothing_is_chosen(policy, plans, carries, stop_after):
     assert stop_after is None or len(ledger.attempts) <= stop_after
 
 
+def test_a_chosen_change_names_what_permitted_it():
+    reduced = replace(patch(), effect=Effect.REDUCES_CAPACITY)
+    for policy, change, permitted_by in [
+        (Policy(), patch(), "default"),
+        (Policy(), reduced, "default: you did not set it"),
+        (Policy(allow=Effect.REDUCES_CAPACITY), reduced, "--allow reduces-capacity"),
+    ]:
+        ledger = Ledger(policy)
+        chosen, _ = play(ledger, [[change]], carried(NAMES))
+        assert [p.permitted_by for p in chosen[0]] == [permitted_by]
+
+
 def test_a_stop_drops_what_was_chosen():
     ledger, begun = Ledger(Policy()), []
     for number in ledger.rounds():
