@@ -244,7 +244,9 @@ def main() -> None:
     if mode.get("lora"):
         mode["lora"] = write_adapter(Path("adapter"))
         arguments |= {"enable_lora": True, "max_lora_rank": 8}
+    failures.rate = mode.get("start_rate", 0.0)
     llm = LLM(**arguments)
+    failures.rate = 0.0
     core = llm.llm_engine.engine_core.engine_core
     clients = Clients(llm, mode)
     ways = {"survive": survive, "edges": edges, "leak": leak, "cost": cost}

@@ -48,11 +48,18 @@ def test_aborts_pauses_broken_recoveries_and_engines_without_room(folder, vllm_e
     assert 16 <= int(found["at_one_token"]["last_line"].removeprefix(line)) <= 128
 
 
-def test_without_oomguard_a_failed_step_ends_the_engine(folder, vllm_env):
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [({"failures": 1, "requests": 8, "rate": 1.0}, "0"), ({"start_rate": 1.0}, "1")],
+    ids=("without-oomguard", "start-up"),
+)
+def test_failures_without_oomguard_or_during_start_up_end_the_engine(
+    folder, vllm_env, mode, wanted
+):
     ran = subprocess.run(
-        ["python", ENGINE, json.dumps({"failures": 1, "requests": 8, "rate": 1.0})],
+        ["python", ENGINE, json.dumps(mode)],
         cwd=folder,
-        env={**vllm_env, "OOMGUARD_VLLM_STEP_RECOVERY": "0"},
+        env={**vllm_env, "OOMGUARD_VLLM_STEP_RECOVERY": wanted},
         capture_output=True,
         text=True,
         timeout=300,
