@@ -47,10 +47,12 @@ class Failures:
     def install(self) -> None:
         """Wrap the forward pass, the sampler and the prompt logprobs of both runners."""
         from vllm.model_executor.models.llama import LlamaModel
+        from vllm.v1.worker.cpu_worker import CPUWorker
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
         from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+        self._wrap(CPUWorker, "determine_available_memory", self._check)
         self._wrap(LlamaModel, "forward", self._check_forward)
         self._wrap(GPUModelRunner, "_sample", self._check)
         self._wrap(SecondRunner, "sample", self._check)
