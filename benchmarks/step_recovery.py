@@ -34,7 +34,8 @@ MODES: dict[str, dict[str, Any]] = {
     "no chunked prefill": {"failures": 25, "arguments": {"enable_chunked_prefill": False}},
     "structured output": {"failures": 20, "structured": 1},
     "structured, asynchronous": {"failures": 20, "structured": 1, "async": 1},
-    "seeded draws": {"failures": 20, "seeded": 1, "async": 1},
+    # Short prompts: vLLM's CPU backend cannot compute a seeded one in several steps.
+    "seeded draws": {"failures": 20, "seeded": 1, "async": 1, "lengths": [20, 60, 200]},
     "LoRA": {"failures": 15, "lora": 1, "requests": 20},
     "second runner": {"failures": 15, **SECOND_RUNNER},
     "second runner, asynchronous": {"failures": 15, "async": 1, **SECOND_RUNNER},

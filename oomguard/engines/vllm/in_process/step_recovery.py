@@ -428,6 +428,8 @@ class StepRecovery:
         self._budget = StepBudget(core.scheduler.max_num_scheduled_tokens)
         config = core.vllm_config.scheduler_config
         self._can_split = getattr(config, "enable_chunked_prefill", True)
+        device = getattr(core.vllm_config, "device_config", None)
+        self._is_on_cpu = getattr(device, "device_type", None) == "cpu"
         self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
         self._alone: str | None = None
         self._alone_since_s = 0.0
@@ -512,12 +514,24 @@ class StepRecovery:
 
     def _apply_budget(self) -> None:
         wanted = self._budget.current_tokens
-        if not self._can_split:
+        if self._has_seeds_on_cpu():
+            wanted = self._budget.full_tokens
+        elif not self._can_split:
             # A prompt that cannot be split would wait for ever.
             requests = self._scheduler.requests.values()
             wanted = max([wanted, *(request.num_tokens for request in requests)])
             wanted = min(wanted, self._budget.full_tokens)
         self._scheduler.max_num_scheduled_tokens = wanted
+
+    def _has_seeds_on_cpu(self) -> bool:
+        """Return whether smaller steps would end the engine.
+
+        vLLM's CPU backend raises if a prompt with a seed is computed in several steps (0.32).
+        """
+        if not self._is_on_cpu:
+            return False
+        params = (request.sampling_params for request in self._scheduler.requests.values())
+        return any(one is not None and one.seed is not None for one in params)
 
     @contextlib.contextmanager
     def _others_hidden(self, name: str) -> Iterator[bool]:
@@ -587,7 +601,7 @@ class StepRecovery:
             {name for name in tokens if not requests[name].output_token_ids},
             failure["tried_bytes"],
             self._was_alone and len(dropped) == 1,
-            self._can_split,
+            self._can_split and not self._has_seeds_on_cpu(),
         )
         decision = StepDecision(self._budget.current_tokens)
         if tokens:
