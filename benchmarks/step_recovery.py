@@ -41,7 +41,7 @@ MODES: dict[str, dict[str, Any]] = {
     "second runner, asynchronous": {"failures": 15, "async": 1, **SECOND_RUNNER},
 }
 LEAK = {"way": "leak", "failures": 1000, "lengths": [20, 60], "tokens": 8}
-COST = {"way": "cost", "turns": 12, "lengths": [20, 200], "tokens": 32}
+COST = {"way": "cost", "turns": 40, "lengths": [20, 200], "tokens": 32}
 COST_GOAL_RATIO = 0.995
 PAUSE_GOAL_MS = 20.0
 WORST_GOAL_MS = 1000.0

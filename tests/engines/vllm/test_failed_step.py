@@ -60,6 +60,24 @@ def test_the_part_of_the_step_is_the_innermost_known_function():
     assert step_recovery.describe(raised.value)["part"] == "prompt logprobs"
 
 
+def test_a_worker_runs_no_step_behind_a_failed_one_until_it_is_released():
+    def execute_model(fails=False):
+        if fails:
+            raise OutOfMemoryError(CUDA)
+        return "ran"
+
+    runner = SimpleNamespace(execute_model=execute_model, sample_tokens=list)
+    worker = SimpleNamespace(model_runner=runner)
+    step_recovery.install_in_worker(worker)
+    with pytest.raises(OutOfMemoryError):
+        runner.execute_model(fails=True)
+    with pytest.raises(RuntimeError, match="the step before this one failed"):
+        runner.execute_model()
+    assert runner.sample_tokens() == []
+    assert step_recovery.release_steps(worker, 2)["tried_bytes"] == 96 << 20
+    assert runner.execute_model() == "ran"
+
+
 def test_several_ranks_and_connectors_are_not_recovered():
     def core(ranks=1, **more):
         parallel = SimpleNamespace(world_size=ranks, data_parallel_size=1)

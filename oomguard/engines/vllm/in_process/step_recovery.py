@@ -341,8 +341,14 @@ class WorkerSteps:
         return watched
 
     def begin(self) -> None:
-        """Count a step."""
+        """Count a step, and refuse it after a failed one: its tokens would be missing.
+
+        With asynchronous scheduling the next step is already on its way. On a device, the
+        placeholders of missing tokens would be an illegal access.
+        """
         self._number += 1
+        if self.failure is not None:
+            raise RuntimeError("oomguard: the step before this one failed")
 
     def keep_seeds(self) -> None:
         """Keep the state of the generators of seeded requests, which sampling advances."""
