@@ -21,8 +21,8 @@ from oomguard.core.incident import Incident, Patch, SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.settings import SETTINGS, effect_of
 from oomguard.engines.command import Launch
+from oomguard.engines.protocol import StartKey
 from oomguard.engines.registry import insight_of, launcher_of
-from oomguard.engines.start_key import StartKey
 from oomguard.journal.known_good import KnownGood, KnownRun, last_run, tried_before
 from oomguard.remedy.policy import Policy, with_needed
 

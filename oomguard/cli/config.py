@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from oomguard.cli.options import seconds_in
 from oomguard.core.errors import OomguardError, SettingError, UsageError
@@ -328,20 +328,18 @@ _MAX_DOTS_A_LINE: Final = 200
 _MAX_REPORTED: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class OptionsFile:
+class OptionsFile(NamedTuple):
     """Hold the options of one file; ``left_out`` holds rejected options with the reasons."""
 
     place: str
-    taken: Mapping[str, Any] = field(default_factory=dict)
+    taken: Mapping[str, Any] = MappingProxyType({})
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(NamedTuple):
     """Hold the options of all files, by parameter name, and each file that was read."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     files: tuple[OptionsFile, ...] = ()
 
     def report(self, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:

@@ -29,7 +29,7 @@ from oomguard.cli.options import (
 )
 from oomguard.cli.render import RenderOptions, Screen
 from oomguard.core.errors import InputError, UsageError
-from oomguard.core.extensions import extension
+from oomguard.core.extensions import extension, has_extension
 from oomguard.scan.inputs import Input, find_inputs, read_once
 from oomguard.scan.source import printable_path
 
@@ -141,16 +141,18 @@ class _Jobs(Count):
         return int(super().convert(value, param, ctx))
 
 
-_FLEET: Final = extension("fleet_summary")
 LACKS: Final = "What the log does not show"
 
 
 def _summary_option(function: F) -> F:
     """Add --summary, if the package that groups incidents is installed."""
-    if _FLEET is None:
+    if not has_extension("fleet_summary"):
         return function
-    with_summary: F = _FLEET.summary_option(function)
-    return with_summary
+    return option(
+        "--summary",
+        is_flag=True,
+        help="Group the failures of all inputs, and show the change that would fix most of them.",
+    )(function)
 
 
 @click.command(
@@ -342,8 +344,8 @@ def command(
         )
         if follow:
             found = _follow(paths[0], work, write)
-        elif summary and _FLEET is not None:
-            found = _FLEET.summarize(
+        elif summary and (fleet := extension("fleet_summary")) is not None:
+            found = fleet.summarize(
                 inputs, work, jobs, on, write, errors, since=since, left_out=left_out
             )
         else:

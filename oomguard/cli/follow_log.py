@@ -13,12 +13,13 @@ from typing import Final
 from oomguard.cli.render import InputRenderer
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.scan.decompression import HEAD_BYTES, format_of
 from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
 from oomguard.scan.source import (
+    HEAD_BYTES,
     LineSplitter,
     encoding_of,
+    format_of,
     open_log,
     printable_path,
     raw_standard_input,

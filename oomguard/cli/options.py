@@ -18,12 +18,12 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import MIB, parse_size
 from oomguard.core.incident import Effect
 from oomguard.core.setting_spellings import parse_assignment
-from oomguard.journal.location import Location, parse_location
 from oomguard.remedy.policy import Policy, make_policy, pinned_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from oomguard.journal.location import Location
     from oomguard.rules.rule_files import RuleSet
 
 
@@ -463,7 +463,7 @@ def report_configuration(
 def console_of(form: str, color: str) -> Console:
     """Return the console of a format that is not JSON: the terminal's, or one for Markdown."""
     if form == "md":
-        from oomguard.cli.markdown import markdown_console
+        from oomguard.report.markdown import markdown_console
 
         return markdown_console()
     return console(color)
@@ -495,6 +495,8 @@ class JournalLocation(click.Path):  # type: ignore[type-arg, unused-ignore]
     ) -> Location:
         """Return the value as a location."""
         if isinstance(value, str):
+            from oomguard.journal.location import parse_location
+
             return parse_location(value)
         location: Location = value
         return location

@@ -9,24 +9,24 @@ import contextlib
 import functools
 import os
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, Pipe, wait
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oomguard._version import __version__
 from oomguard.cli.render import InputRenderer, OnePage, RenderedInput, RenderOptions
-from oomguard.core import safe_python
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, is_url
 from oomguard.scan.source import printable_path
+
+if TYPE_CHECKING:
+    import subprocess
+    from multiprocessing.connection import Connection
 
 # The most finished results that wait for an earlier input.
 AHEAD: Final = 256
@@ -139,6 +139,8 @@ class _Pool:
 
     def take(self) -> Iterator[tuple[int, RenderedInput]]:
         """Wait for the busy workers; yield finished results, possibly none yet."""
+        from multiprocessing.connection import wait
+
         for pipe in wait([worker.pipe for worker in self._busy]):
             worker = next(w for w in self._busy if w.pipe is pipe)
             try:
@@ -166,6 +168,12 @@ class _Pool:
             self._reap(worker)
 
     def _start(self) -> _Worker:
+        import signal
+        import subprocess
+        from multiprocessing.connection import Pipe
+
+        from oomguard.core import safe_python
+
         # Not multiprocessing.Process, because its Pythons search the working directory for modules
         # first.
         ours, theirs = Pipe()
@@ -199,6 +207,8 @@ class _Pool:
         status = worker.process.wait()
         worker.pipe.close()
         if status < 0:
+            import signal
+
             how = f"was killed by {signal.Signals(-status).name}"
         else:
             how = f"ended with status {status}"
@@ -210,6 +220,8 @@ def main() -> None:
 
     The argument of the process is the pipe's descriptor.
     """
+    from multiprocessing.connection import Connection
+
     pipe = Connection(int(sys.argv[1]))
     try:
         work, wants_progress = pipe.recv()
@@ -348,8 +360,7 @@ BATCH_INPUTS: Final = 128
 _BATCHES_PER_CPU: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Common:
+class _Common(NamedTuple):
     """Hold what all batches share: options, the working directory and oomguard's version."""
 
     work: RenderOptions
@@ -382,7 +393,7 @@ def on_cluster(
         at_once = jobs or cpus(ray)
         away = [one for one in inputs if one.size_bytes is not None]
         batches = _batches(away, at_once)
-        common = _Common(replace(work, in_folders=frozenset()), _folder(), __version__)
+        common = _Common(work._replace(in_folders=frozenset()), _folder(), __version__)
         try:
             results = in_order(ray, read_batch, common, batches, at_once)
             with contextlib.closing(_singly(results, batches, own, on_read)) as outcomes:

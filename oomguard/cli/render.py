@@ -6,8 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
+class Screen(NamedTuple):
     """Describe a screen in plain values, because a worker has no terminal of its own."""
 
     width: int
@@ -72,8 +70,7 @@ class _Text(io.StringIO):
         return self._encoding
 
 
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
+class RenderOptions(NamedTuple):
     """Hold the options of the command line as plain values for any process.
 
     Attributes:
@@ -97,8 +94,7 @@ class RenderOptions:
     summary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedInput:
+class RenderedInput(NamedTuple):
     """Hold one rendered input: text or summary data, the verdict, and read errors."""
 
     text: str = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -226,7 +225,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.report.rule_page import Example, rule_page
 
     # Only this rule is loaded, so that its page does not change when another rule is added.
-    alone = replace(rules, rules=(rule,))
+    alone = rules._replace(rules=(rule,))
     examples = []
     for i, test in enumerate(rule.tests):
         try:

@@ -16,7 +16,7 @@ _MODULES: Final = {
     "call_metrics": "oomguard.telemetry.guarded_calls",
     "run_metrics": "oomguard.telemetry.options",
     "run_cluster": "oomguard.cluster.options",
-    "fleet_summary": "oomguard.cluster.fleet.options",
+    "fleet_summary": "oomguard.cluster.fleet.summary_report",
 }
 
 
@@ -33,6 +33,15 @@ _COMMANDS: Final = {
         "Show each GPU with its processes, leases and hidden devices.",
     ),
 }
+
+
+def has_extension(name: str) -> bool:
+    """Return whether the package that adds ``name`` is installed, without importing it.
+
+    Raises:
+        KeyError: no optional package adds anything of this name.
+    """
+    return _is_installed(_MODULES[name])
 
 
 def extension(name: str) -> ModuleType | None:

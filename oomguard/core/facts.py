@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.records import Record
@@ -23,8 +23,7 @@ FactType = Literal["int", "float", "bool", "str"]
 FactValue = int | float | bool | str
 
 
-@dataclass(frozen=True, slots=True)
-class FactSpec:
+class FactSpec(NamedTuple):
     """Describe one fact: its type and its meaning."""
 
     name: str
@@ -659,8 +658,7 @@ def _countable(text: str) -> int:
     return int(digits)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """Hold a size in bytes and half of its last printed digit, in bytes."""
 
     bytes: int

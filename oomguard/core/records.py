@@ -6,14 +6,12 @@ and knows how to display them. A test checks that no record imports a package ab
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Status = Literal["ok", "unknown", "problem"]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """Hold the result of one check of ``oomguard doctor``.
 
     Attributes:

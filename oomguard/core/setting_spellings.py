@@ -9,10 +9,9 @@ import functools
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
@@ -40,8 +39,7 @@ _KEYS: Final = frozenset(
 _SUFFIXED: Final = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]{1,3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
+class Surface(NamedTuple):
     """Describe how one engine spells one setting.
 
     Attributes:
@@ -72,7 +70,7 @@ class Surface:
     inside: tuple[tuple[str, str], ...] = ()
     automatic: tuple[str, ...] = ()
     variables: tuple[Mapping[str, Any], ...] = ()
-    suffixes: Mapping[str, int] = field(default_factory=dict)
+    suffixes: Mapping[str, int] = MappingProxyType({})
     defaults: tuple[Mapping[str, Any], ...] = ()
     versions: str | None = None
     others: tuple[Surface, ...] = ()
@@ -146,8 +144,7 @@ def parse_suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
     return int(number) * factor
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
+class Grammar(NamedTuple):
     """Describe an engine's command line beyond ``FLAG VALUE`` and ``FLAG=VALUE``.
 
     Attributes:
@@ -160,7 +157,7 @@ class Grammar:
     abbreviations: bool = False
     whole: tuple[str, ...] = ()
     dotted: bool = False
-    suffixes: Mapping[str, int] = field(default_factory=dict)
+    suffixes: Mapping[str, int] = MappingProxyType({})
 
 
 @functools.cache

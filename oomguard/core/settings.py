@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import YES_NO, Fact, FactValue, parse_size
@@ -24,8 +23,7 @@ Unit = Literal["", "bytes", "tokens", "ratio"]
 _FILE: Final = Path(__file__).with_name("settings.toml")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """Describe one setting.
 
     Attributes:
@@ -50,7 +48,7 @@ class Setting:
     fact: str | None = None
     hard_limit: bool = False
     env: str | None = None
-    values: Mapping[str, Effect] = field(default_factory=dict)
+    values: Mapping[str, Effect] = MappingProxyType({})
     moot_by: frozenset[str] = frozenset()
     moot_but_in: frozenset[str] = frozenset()
     free_by: frozenset[str] = frozenset()
@@ -80,8 +78,7 @@ def _read() -> Mapping[str, Setting]:
         own = Setting(
             name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values
         )
-        rows[name] = replace(
-            own,
+        rows[name] = own._replace(
             moot_by=frozenset(moot.get("by", ())),
             moot_but_in=frozenset(moot.get("but_in", ())),
             free_by=frozenset(row.get("free_by", ())),

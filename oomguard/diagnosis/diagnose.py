@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,28 +16,26 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import Fact, FactValue, number_of, parse_size
 from oomguard.core.incident import EMPTY, Cause, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.core.settings import parse_value, setting
-from oomguard.diagnosis.shown_command import ShownCommand
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
 from oomguard.remedy.failure_model import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
-from oomguard.rules.match import explain
-from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet, find_missing, load_rules
+from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet, explain, find_missing, load_rules
 from oomguard.scan.anchors import finder
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.incidents import with_labels
-from oomguard.scan.non_logs import (
-    HEAD_BYTES,
+from oomguard.scan.inputs import (
+    NON_LOG_HEAD_BYTES,
     is_foreign,
     is_named_pickle,
     is_other_pickle,
+    is_pickle,
     no_failure_in_text,
     refuse_archive,
     refuse_foreign,
 )
-from oomguard.scan.safe_pickle import is_pickle
 from oomguard.scan.scan import scan
 from oomguard.scan.skim import Gap, skim
 from oomguard.scan.source import Line, damage_of, open_log, peek, read_lines
@@ -346,7 +345,7 @@ def diagnose_stream(
             a snapshot; or a file named like a pickle has other content without a failure.
     """
     rules = rules or default_rules()
-    head, whole = peek(stream, HEAD_BYTES)
+    head, whole = peek(stream, NON_LOG_HEAD_BYTES)
     if not is_named and (is_other_pickle(head) or (is_named_pickle(source) and is_foreign(head))):
         return Diagnosis(source, notes=(PASSED_OVER,))
     if is_named:
@@ -561,3 +560,77 @@ def _names_a_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):  # too long for a name, or a null byte
         return False
+
+
+# Find the command that started the engine, if the log shows it, and change a flag of it.
+
+
+# A shell's prompt, or the mark of `set -x`, before the command.
+_PROMPT: Final = re.compile(r"(?:\S{0,60}[$#] |\+ )?(?=[\w./~])")
+_FLAG: Final = " --"
+_MOST_CHARS: Final = 4000
+
+
+class ShownCommand:
+    """Watch the lines of a log for the last command that starts an engine.
+
+    Attributes:
+        text: the command; "" if no line shows one.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def watch(self, lines: Iterable[Line | Gap]) -> Iterator[Line | Gap]:
+        """Yield the lines as they are."""
+        for line in lines:
+            if isinstance(line, Line) and _FLAG in line.text:
+                self._read(line.text)
+            yield line
+
+    def _read(self, text: str) -> None:
+        prompt = _PROMPT.match(text)
+        if prompt is None or len(text) > _MOST_CHARS:
+            return
+        from oomguard.engines.registry import launchers  # loads engines' tables
+
+        command = text[prompt.end() :].strip()
+        words = _words(command)
+        if words and any(engine.is_own_command(words) for engine in launchers()):
+            self.text = command
+
+
+def changed_command(
+    command: str, settings: Mapping[str, FactValue], engine: str, version: str | None
+) -> str | None:
+    """Return a command with other values of some settings; None if it cannot be changed.
+
+    Args:
+        command: a line for a shell.
+        settings: the new values by canonical name.
+        engine: the engine's name.
+        version: its version; None if unknown.
+    """
+    from oomguard.engines.command import Launch, with_flag
+
+    words = _words(command)
+    if not words:
+        return None
+    launch = Launch(words, engine_version=version)
+    try:
+        for name, value in settings.items():
+            launch = with_flag(launch, name, value, engine)
+    except KeyError:
+        return None
+    return shlex.join(launch.argv)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """Return a command's words; empty for a line that a shell would read as more than one."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError:
+        return ()
+    if any(set(word) & set("|;&<>") for word in words) or command.endswith("\\"):
+        return ()
+    return words

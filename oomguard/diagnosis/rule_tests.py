@@ -16,9 +16,8 @@ from oomguard.diagnosis.diagnose import assess
 from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.policy import Policy
-from oomguard.rules.match import matches
 from oomguard.rules.rule import Rule, effects_of
-from oomguard.rules.rule_files import RuleSet
+from oomguard.rules.rule_files import RuleSet, matches
 from oomguard.rules.signature import Quotation, Signature
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line

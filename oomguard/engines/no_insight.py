@@ -9,8 +9,8 @@ from typing import Any
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
 from oomguard.engines.command import Launch
+from oomguard.engines.protocol import StartKey
 from oomguard.engines.start_attempt import StartedEngine
-from oomguard.engines.start_key import StartKey
 from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
 

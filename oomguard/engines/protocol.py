@@ -27,12 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from oomguard.core.facts import FactValue
+
 if TYPE_CHECKING:
     from oomguard.core.facts import Fact, FactValue
     from oomguard.core.incident import EngineStart, SettingInForce
     from oomguard.engines.command import Launch
     from oomguard.engines.start_attempt import StartedEngine
-    from oomguard.engines.start_key import StartKey
     from oomguard.remedy.policy import LeastValue
     from oomguard.scan.source import Line
 
@@ -332,3 +333,27 @@ SeenCallHandler = Callable[
     ],
     Any,
 ]
+
+
+# Represent what determines the memory of a server's start, however its command is written.
+
+
+@dataclass(frozen=True, slots=True)
+class StartKey:
+    """What determines the memory of a server's start.
+
+    Attributes:
+        settings: the settings in the command by canonical name, with the model.
+        others: all other parts of the command that take memory.
+    """
+
+    settings: Mapping[str, FactValue | None]
+    others: frozenset[str]
+
+    def is_same(self, other: StartKey, but: Collection[str]) -> bool:
+        """Return whether both keys are the same, apart from the settings in ``but``."""
+        mine, theirs = (
+            {name: value for name, value in one.items() if name not in but}
+            for one in (self.settings, other.settings)
+        )
+        return mine == theirs and self.others == other.others

@@ -6,13 +6,16 @@ Queries are plain SQL for both, with ``:name`` parameters. The differences are i
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from oomguard.core.errors import JournalError
+from oomguard.core.errors import JournalError, NoJournalError
 
 # The schema that this version writes. Its migrations are migrations/<dialect>/1.sql, 2.sql, ...
 SCHEMA_VERSION: Final = 5
@@ -80,3 +83,116 @@ def in_parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield the values in groups that fit into one statement."""
     for at in range(0, len(values), MOST_VALUES):
         yield values[at : at + MOST_VALUES]
+
+
+# Open a journal in an SQLite file, and create or migrate its tables.
+
+
+class SqliteDatabase(Database):
+    """Run statements on a file, or on a copy of one in memory."""
+
+    order = "attempt.id"  # attempts are written when they begin
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def query(self, sql: str, values: Mapping[str, Any] = NONE) -> list[tuple[Any, ...]]:  # noqa: D102
+        with _plain_errors():
+            return self.connection.execute(sql, values).fetchall()
+
+    def execute(self, sql: str, values: Mapping[str, Any] = NONE) -> int:  # noqa: D102
+        with _plain_errors():
+            return self.connection.execute(sql, values).rowcount
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:  # noqa: D102
+        # IMMEDIATE, because two writers that both begin by reading could never continue.
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back already
+                self.connection.rollback()
+            raise
+
+    def now(self) -> float:  # noqa: D102
+        return time.time()
+
+
+@contextlib.contextmanager
+def open_file(path: Path, busy_s: float, *, read_only: bool = False) -> Iterator[SqliteDatabase]:
+    """Open a journal's file; each statement waits ``busy_s`` seconds for other writers.
+
+    Raises:
+        JournalError: if the file is locked, full, damaged or missing; also for each statement.
+    """
+    # Not in SQLite's read-only mode, because the next reader rolls back the write of a killed
+    # process.
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    with _plain_errors():
+        connection = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
+    with contextlib.closing(connection):
+        database = SqliteDatabase(connection)
+        if read_only:
+            database.execute("PRAGMA query_only = ON")
+        yield database
+
+
+@contextlib.contextmanager
+def open_copy(database: SqliteDatabase) -> Iterator[SqliteDatabase]:
+    """Open a copy of a journal in memory."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+        with _plain_errors():
+            database.connection.backup(copy)
+        yield SqliteDatabase(copy)
+
+
+def version_of(database: SqliteDatabase) -> int:
+    """Return the schema version; 0 for an empty file.
+
+    Raises:
+        JournalError: if a newer oomguard or another program wrote the file.
+    """
+    ((version,),) = database.query("PRAGMA user_version")
+    tables = {name for (name,) in database.query("SELECT name FROM sqlite_master")}
+    if require_readable(version) == 0 and not tables:
+        return 0
+    if "attempt" not in tables:
+        raise NoJournalError("this is another program's database, not a journal")
+    return int(version)
+
+
+def prepare(database: SqliteDatabase) -> None:
+    """Create the tables of this version, or migrate older ones; every record is kept.
+
+    Raises:
+        JournalError: as in ``version_of``, or if the file cannot be written.
+    """
+    if version_of(database) == SCHEMA_VERSION:
+        return
+    with database.transaction():
+        for number, script in migrations("sqlite", version_of(database)):
+            for statement in _statements(script):
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {number}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script, because ``executescript`` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        from oomguard.report.redact import mask
+
+        raise JournalError(mask(" ".join(str(error).split()))) from error

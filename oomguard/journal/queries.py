@@ -24,7 +24,17 @@ from oomguard.journal.codec import (
     values_of,
     words_of,
 )
-from oomguard.journal.database import MOST_VALUES, SCHEMA_VERSION, Database, in_parts, one_of
+from oomguard.journal.database import (
+    MOST_VALUES,
+    SCHEMA_VERSION,
+    Database,
+    in_parts,
+    one_of,
+    open_copy,
+    open_file,
+    prepare,
+    version_of,
+)
 from oomguard.journal.liveness import is_alive
 from oomguard.journal.location import JournalUrl, Location, default_path
 
@@ -120,10 +130,8 @@ def _changing(location: Location) -> Iterator[Database]:
                 postgres.prepare(server)
                 yield server
         else:
-            from oomguard.journal import sqlite
-
-            with sqlite.open_file(location, _BUSY_S) as file:
-                sqlite.prepare(file)
+            with open_file(location, _BUSY_S) as file:
+                prepare(file)
                 with file.transaction():
                     yield file
     except JournalError as error:
@@ -183,8 +191,6 @@ def open_journal(
         if location is None and not where.exists():
             yield None
             return
-        from oomguard.journal.sqlite import open_copy, open_file, prepare, version_of
-
         open_regular(where).close()  # SQLite would wait for a FIFO
         with open_file(where, busy_s, read_only=True) as file:
             if version_of(file) == SCHEMA_VERSION:

@@ -12,10 +12,9 @@ from typing import Any, Final
 from oomguard.core.errors import InputError, JournalError
 from oomguard.core.files import make_folder
 from oomguard.journal.codec import AttemptEnd, AttemptRow, RunIdentity
-from oomguard.journal.database import Database
+from oomguard.journal.database import Database, open_file, prepare
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import default_path
-from oomguard.journal.sqlite import open_file, prepare
 from oomguard.report.json import json_line, plain_value
 
 # "ON CONFLICT" alone would use up a run number for each later attempt. The casts give PostgreSQL

@@ -25,10 +25,17 @@ from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName, guard
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation, computation_of, differences
 from oomguard.mapping.items import FAILED, FailedItem, Items
-from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.serialization import Codec
 from oomguard.mapping.store import FinishedResults, ResultStore
-from oomguard.mapping.work import BatchSize, MapRun, OnError, Reader, Results, WorkOptions
+from oomguard.mapping.work import (
+    BatchSize,
+    MapProgress,
+    MapRun,
+    OnError,
+    Reader,
+    Results,
+    WorkOptions,
+)
 
 # A call's options are checked before anything is computed.
 

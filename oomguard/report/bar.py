@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Budget
@@ -50,8 +50,7 @@ _OTHERS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BarSegment:
+class BarSegment(NamedTuple):
     """Hold one part of the bar; ``ratio`` is its share of the whole, 0 to 1."""
 
     name: str

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from oomguard.core.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
 from oomguard.report.presentable import masked, well_formed
-from oomguard.report.snapshot import snapshot_dict
 
 SCHEMA: Final = 1
 # JSON allows these characters unescaped, but a terminal or a strict reader may not: DEL, C1
@@ -28,13 +27,18 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     Texts are masked, but ``source`` is exactly as given.
     """
     shown = masked(diagnosis)
+    snapshot: dict[str, Any] = {}
+    if shown.snapshot is not None:
+        from oomguard.report.snapshot import snapshot_dict
+
+        snapshot = {"snapshot": plain_value(snapshot_dict(shown.snapshot))}
     return {
         "schema": SCHEMA,
         "source": diagnosis.source,
         "verdict": diagnosis.verdict,
         "incidents": [_incident(incident) for incident in shown.incidents],
         "starts": [_start(start) for start in shown.starts],
-        **({"snapshot": plain_value(snapshot_dict(shown.snapshot))} if shown.snapshot else {}),
+        **snapshot,
         **({"notes": [plain_value(note) for note in shown.notes]} if shown.notes else {}),
     }
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import MIB, Fact, parse_size
 from oomguard.core.incident import Action, Cause, Evidence, Incident
 from oomguard.core.kinds import facts_of_headline
-from oomguard.diagnosis.shown_command import changed_command
+from oomguard.diagnosis.diagnose import changed_command
 from oomguard.report.bar import GRAY, GREEN, RED, BudgetBar, contradiction
 from oomguard.report.wording import (
     ShownIncident,
@@ -66,8 +65,7 @@ _DOTS: Final = "..."
 _SAME_RATIO: Final = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class PanelOptions:
+class PanelOptions(NamedTuple):
     """Hold how to write a panel.
 
     Attributes:

@@ -11,17 +11,15 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from oomguard.core.files import read_tables
 
 _FILE: Final = Path(__file__).with_name("secrets.toml")
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """Hold the name endings that classify a value; patterns are compiled."""
 
     strong: re.Pattern[str]
@@ -31,8 +29,7 @@ class Names:
     plain: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """Describe the flags of one program that carry a secret.
 
     Attributes:
@@ -614,8 +611,7 @@ _LINE: Final = re.compile(r"[^\"'\\\n]+")
 _CALL: Final = re.compile(r"[ ]*[A-Za-z_]+(?:\.\w+)*[(\[]")
 
 
-@dataclass(frozen=True, slots=True)
-class ValueSpan:
+class ValueSpan(NamedTuple):
     """Locate a value: ``text[start:end]`` is inside its quotes or brackets.
 
     ``after`` is the position behind them. ``form`` is ``quoted``, ``list``, ``call`` or ``bare``.

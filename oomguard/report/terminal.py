@@ -9,7 +9,6 @@ from oomguard.report.bar import BudgetBar, contradiction, has_colors
 from oomguard.report.panel import Commands, PanelOptions, panel, summary_lines
 from oomguard.report.presentable import drawn, plain
 from oomguard.report.redact import homes_kept, mask
-from oomguard.report.snapshot import snapshot_panel
 from oomguard.report.wording import (
     ShownIncident,
     capacity,
@@ -20,6 +19,8 @@ from oomguard.report.wording import (
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from oomguard.core.snapshot_records import Snapshot
 
 
 MAX_COLUMNS: Final = 100
@@ -86,11 +87,18 @@ def _print(console: Console, diagnosis: Diagnosis, options: PanelOptions) -> Non
         console.print(healthy, markup=False, highlight=False, soft_wrap=True)
         for start in diagnosis.starts:
             console.print(start_panel(start, ascii_only=options.ascii_only), width=options.width)
-    for device in diagnosis.snapshot.devices if diagnosis.snapshot else ():
-        console.print(snapshot_panel(device, ascii_only=options.ascii_only), width=options.width)
+    if diagnosis.snapshot is not None:
+        _print_snapshot(console, diagnosis.snapshot, options)
     for note in diagnosis.notes:
         if note != EMPTY:
             console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _print_snapshot(console: Console, snapshot: Snapshot, options: PanelOptions) -> None:
+    from oomguard.report.snapshot import snapshot_panel
+
+    for device in snapshot.devices:
+        console.print(snapshot_panel(device, ascii_only=options.ascii_only), width=options.width)
 
 
 def _first_cause_first(diagnosis: Diagnosis) -> list[ShownIncident]:

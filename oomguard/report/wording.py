@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oomguard.core.facts import MIB, FactValue, format_gib
 from oomguard.core.incident import (
@@ -37,8 +36,7 @@ _NOTED_FACTS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownIncident:
+class ShownIncident(NamedTuple):
     """Hold an incident that is shown once for ``repeated`` prints in ``starts``.
 
     ``starts`` is empty if the input has only one start.

@@ -16,8 +16,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from oomguard.core.errors import RuleError
 from oomguard.core.facts import REGISTRY, Fact, FactValue
@@ -80,15 +79,13 @@ class _MistakeError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Compiled(NamedTuple):
     kind: Kind
     names: tuple[str, ...]
     evaluate: _Evaluate
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(NamedTuple):
     """Hold one expression, parsed on first use."""
 
     source: str

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from oomguard.core.facts import REGISTRY, FactValue
 from oomguard.core.incident import CAUSES, Effect
@@ -52,8 +51,7 @@ SOLVERS: Final = (
 _WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text in single quotes"}
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(NamedTuple):
     """Describe one setting to change, with a named solver or an expression for its value.
 
     A fix without a computable value names its target (``lever``) and the ``missing`` number.
@@ -161,8 +159,7 @@ _STATUSES: Final = ("experimental", "stable", "deprecated")
 _CODE: Final = re.compile(r"[A-Z]{2,8}\d{3}")
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
+class Confidence(NamedTuple):
     """Describe one step of a rule's confidence.
 
     ``base`` sets the confidence; ``add`` changes it if ``when`` is true.
@@ -173,8 +170,7 @@ class Confidence:
     when: Expression | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """Hold a rule: conditions on facts, explanation, fixes and the rule's own tests."""
 
     path: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -273,27 +273,29 @@ class Table:
         """Return a value unchanged, or ``default`` for an absent key."""
         return self.values.get(name, default)
 
-    def choice(self, name: str, known: Iterable[str], default: str | None = None) -> str:
+    def choice(
+        self, name: str, known: Mapping[str, object] | tuple[str, ...], default: str | None = None
+    ) -> str:
         """Return a text that must be one of ``known``; raises RuleError for any other."""
         value = self.values.get(name, default)
-        options = tuple(known)
-        if value not in options:
+        if value not in known:
             raise self.error(
-                f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options)
+                f"{value!r} is not a known {name}", name, hint=suggestion(str(value), known)
             )
         return str(value)
 
-    def choices(self, name: str, known: Iterable[str], what: str) -> tuple[str, ...]:
+    def choices(
+        self, name: str, known: Mapping[str, object] | tuple[str, ...], what: str
+    ) -> tuple[str, ...]:
         """Return a list of texts that must all be in ``known``; empty for an absent key.
 
         Raises:
             RuleError: a text is unknown; ``what`` is its name in the message (a kind, a fact).
         """
-        options = tuple(known)
         for value in self.values.get(name, ()):
-            if value not in options:
+            if value not in known:
                 raise self.error(
-                    f"unknown {what} {value!r}", name, hint=suggestion(str(value), options)
+                    f"unknown {what} {value!r}", name, hint=suggestion(str(value), known)
                 )
         return tuple(self.values.get(name, ()))
 

@@ -6,9 +6,9 @@ A file of quotations describes texts that only quote an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from oomguard.core.facts import REGISTRY, is_of_type
 from oomguard.core.incident import PHASES
@@ -22,8 +22,7 @@ ENDS: Final = ("died", "failing", "gone", "stopping", "told")
 _QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "below", "page")
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
+class Wording(NamedTuple):
     """Describe one wording of a message: a literal anchor, and a pattern whose groups are facts.
 
     A ``near`` wording describes only the failure next to it (a traceback's frame); any other
@@ -37,7 +36,7 @@ class Wording:
     pattern: Any
     source: str
     versions: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = MappingProxyType({})
     phase: str | None = None
     near: bool = False
     starts: bool = False
@@ -48,8 +47,7 @@ class Wording:
     role: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Quotation:
+class Quotation(NamedTuple):
     """Describe a text that quotes an error without reporting one.
 
     ``part`` is the text to search:
@@ -73,8 +71,7 @@ class Quotation:
     below_facts: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """Describe a printed message: a failure of one kind, or a line with facts (``kind`` is None).
 
     ``clauses`` are parts of the message that depend on version and platform. Each is searched
@@ -90,7 +87,7 @@ class Signature:
     tests: tuple[Mapping[str, Any], ...]
     clauses: tuple[Any, ...] = ()
     wraps: tuple[str, ...] = ()
-    becomes: Mapping[str, str] = field(default_factory=dict)
+    becomes: Mapping[str, str] = MappingProxyType({})
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from oomguard.core.facts import GIB, Fact, number_of
 from oomguard.core.incident import Evidence, Incident, Location, SettingInForce
@@ -155,8 +155,7 @@ def related(one: str | None, other: str | None) -> bool:
     return role(one) != role(other) and len(set(replicas)) < 2
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(NamedTuple):
     """Hold a line that describes only the failure next to it: a frame, a report's clause."""
 
     line: int

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from oomguard.core.facts import REGISTRY, Fact, FactValue, is_of_type, number_of
 from oomguard.core.incident import SettingInForce
@@ -24,8 +23,7 @@ _MAX_DIGITS: Final = 18
 ECHO_ANCHOR: Final = "non-default args: {"
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
+class Echo(NamedTuple):
     """Hold the settings of one echo.
 
     ``complete`` means that its end is visible, so the user set nothing else.

@@ -27,24 +27,22 @@ _PHRASE: Final = (
 )
 _OUT_OF_MEMORY: Final = re.compile(_PHRASE)
 # The line after the frames, which are indented.
-_EXCEPTION: Final = re.compile(
+_EXCEPTION: Final = (
     r"(?:\A|\n)[ \t]+\S[^\n]*\n(?P<line>(?:\w+(?:\.|::))*(?:\w*OutOfMemory\w*|\w*MemoryError)(?=:|\s*(?:\n|\Z))[^\n]*"
     rf"|(?:\w+(?:\.|::))*\w*(?:Error|Exception):[^\n]{{0,{_LINE_CHARS}}}?{_PHRASE}[^\n]*)"
 )
-_FRAME: Final = re.compile(r'File "[^"\n]+", line \d|Traceback \(most recent call last\)')
-_LEVEL: Final = re.compile(
+_FRAME: Final = r'File "[^"\n]+", line \d|Traceback \(most recent call last\)'
+_LEVEL: Final = (
     r"(?:\A|[\s\[(|])(?:ERROR|CRITICAL|FATAL)\b|\blevel=(?:error|critical|fatal)\b|\[(?:error|critical|fatal)\]"
     r'|"(?:level|severity|lvl)": ?"(?i:error|critical|fatal)"|\A[EF]\d{4} '
 )
 _LEVEL_CHARS: Final = 120
 # A condition, advice or a denial before the words, or an attempt that the program survives.
-_UNLESS_BEFORE: Final = re.compile(
+_UNLESS_BEFORE: Final = (
     r"(?i)\b(?:if|when|whenever|unless|may|might|could|would|should|can|avoid\w*|prevent\w*|not|never|without|no longer|possibl[ey])\b"
     r"[^.;\n]*\Z"
 )
-_GOES_ON: Final = re.compile(
-    r"(?i)\bretr(?:y|ying|ied)\b|\bfall(?:ing|s)? back\b|\bskipping\b|\breducing\b"
-)
+_GOES_ON: Final = r"(?i)\bretr(?:y|ying|ied)\b|\bfall(?:ing|s)? back\b|\bskipping\b|\breducing\b"
 # The first match in the line is the kind.
 _KINDS: Final = (
     ("nccl_oom", r"(?i)\bnccl|\brccl"),
@@ -62,16 +60,14 @@ _KINDS: Final = (
     ),
 )
 # A line of a log, a traceback or a command's output.
-_OF_A_LOG: Final = re.compile(
-    r"\s*(?:[\w.]|::)*(?:Error|Exception|OutOfMemory\w*)\b ?[:(]|\s*[{<|]|\s*\d+%"
-)
-_AMID_A_LOG: Final = re.compile(
+_OF_A_LOG: Final = r"\s*(?:[\w.]|::)*(?:Error|Exception|OutOfMemory\w*)\b ?[:(]|\s*[{<|]|\s*\d+%"
+_AMID_A_LOG: Final = (
     r"\d\d:\d\d:\d\d|\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\blevel=\w|Traceback \(most|\bFile \"[^\"\n]+\", line \d"
     r"|\bpid[ =]\d"
 )
-_MENTION: Final = re.compile(rf"{_PHRASE}|\bOOM(?:s|ed|'d|ing)?\b|(?i:\b(?:gpu|cuda) memory error)")
-_OF_A_PERSON: Final = re.compile(r"\b(?:I|I'm|I've|[Ww]e|[Mm]y|[Oo]ur|me)\b|\?\s*\Z")
-_SENTENCE: Final = re.compile(r"(?:\b[a-zI']+\b,? ){3}")
+_MENTION: Final = rf"{_PHRASE}|\bOOM(?:s|ed|'d|ing)?\b|(?i:\b(?:gpu|cuda) memory error)"
+_OF_A_PERSON: Final = r"\b(?:I|I'm|I've|[Ww]e|[Mm]y|[Oo]ur|me)\b|\?\s*\Z"
+_SENTENCE: Final = r"(?:\b[a-zI']+\b,? ){3}"
 _WORDING: Final = Wording(anchor="", pattern=None, source="oomguard/scan/generic_failures.py")
 _SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
 
@@ -87,10 +83,12 @@ class Unrecognized:
         """Add the next line of the input."""
         if self._is_log:
             return
-        self._is_log = _OF_A_LOG.match(text) is not None or _AMID_A_LOG.search(text) is not None
-        if _MENTION.search(text) and _SENTENCE.search(text):
+        self._is_log = (
+            re.match(_OF_A_LOG, text) is not None or re.search(_AMID_A_LOG, text) is not None
+        )
+        if re.search(_MENTION, text) and re.search(_SENTENCE, text):
             self._is_mentioned = True
-        if _OF_A_PERSON.search(text):
+        if re.search(_OF_A_PERSON, text):
             self._is_of_a_person = True
 
     def leave_out(self) -> None:
@@ -127,16 +125,16 @@ def _message(window: Window) -> Hit | None:
     """Return the message on the window's own line, or None if it reports no failure."""
     begin, end = window.anchor_span
     text = window.text[:end]
-    if _FRAME.search(text):
-        for found in _EXCEPTION.finditer(text):
+    if re.search(_FRAME, text):
+        for found in re.finditer(_EXCEPTION, text):
             if begin <= found.start("line") < end:
                 return _hit(window, found.start("line"), found["line"])
     at = _OUT_OF_MEMORY.search(text, begin)
     raw = strip_escapes(window.lines[window.anchor].text)[:_LEVEL_CHARS]
-    if at is None or not _LEVEL.search(raw):
+    if at is None or not re.search(_LEVEL, raw):
         return None
     line, position = window.line_around(at.start())
-    if _UNLESS_BEFORE.search(line[:position]) or _GOES_ON.search(line):
+    if re.search(_UNLESS_BEFORE, line[:position]) or re.search(_GOES_ON, line):
         return None
     return _hit(window, at.start(), line)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from string import ascii_letters
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
@@ -340,8 +340,7 @@ _EXCEPTION_LINE: Final = re.compile(
 _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)+")
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """Hold one found wording: its lines in the window, its text, its facts and its position."""
 
     signature: Signature
@@ -466,7 +465,7 @@ def best_of(hits: list[Hit]) -> Hit:
     outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
     if outer is None:
         return best
-    return replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
+    return outer._replace(facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
 
 
 def quoted(

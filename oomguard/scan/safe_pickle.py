@@ -39,13 +39,8 @@ _RUN: Final = re.compile(
 _WITH_ARGUMENT: Final = b"KMJGhjqr\x8a"
 _MOST_ARGUMENT_BYTES: Final = 11
 _BEGINS: Final = re.compile(rb"\x80[\x00-\x1f]")
-# Protocols 0 and 1 have no header: the file begins with an import, or the dict or list of a dump.
-_BEGINS_OLD: Final = re.compile(
-    rb"(?s)c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(?:\([SI(]['\"\d(]|\([XU].|\)R|[qp].)|\([dlt](?:p\d+\n|\.|\([SIVlt])|[}\]]q.|\(S'[^\n]*'\n"
-)
 _NAME: Final = re.compile(rb"([^\n]{0,200})\n([^\n]{0,200})\n")
 _SMALLER: Final = "record fewer events with _record_memory_history(max_entries=100_000)"
-HEAD_BYTES: Final = 512
 _SHOWN_BYTES: Final = 200
 _LOOKED_AT_BYTES: Final = 64 << 10
 
@@ -59,14 +54,6 @@ class CutOffError(RefusedError):
 
     def __init__(self) -> None:
         super().__init__("it is truncated")
-
-
-def is_pickle(head: bytes) -> bool:
-    """Return whether a file is a pickle by its first ``HEAD_BYTES`` bytes.
-
-    No text begins with byte 0x80.
-    """
-    return bool(_BEGINS.match(head) or _BEGINS_OLD.match(head))
 
 
 @contextmanager

@@ -172,19 +172,19 @@ _EVIDENCE_ENDS = "</details>"
 _BEGINS: Final = (_EVENT, _PANEL, "{", "\u256d\u2500 ", "+- ", "<", _TABLE, _NO_FIT)
 # rich draws these boxes, round or in ASCII. Other programs' boxes (a traceback, an error of a
 # command line) have other titles.
-_TOP: Final = re.compile(r"(?:\u256d\u2500|\+-) (?P<title>[^\u2500]+?) ?[\u2500-]*[\u256e+]\s*\Z")
-_SIDE: Final = re.compile(r"[\u2502|].*[\u2502|]\s*\Z")
-_BOTTOM: Final = re.compile(r"(?:\u2570\u2500+\u256f|\+-{8,}\+)\s*\Z")
-_START: Final = re.compile(r"start \d+\b")
+_TOP: Final = r"(?:\u256d\u2500|\+-) (?P<title>[^\u2500]+?) ?[\u2500-]*[\u256e+]\s*\Z"
+_SIDE: Final = r"[\u2502|].*[\u2502|]\s*\Z"
+_BOTTOM: Final = r"(?:\u2570\u2500+\u256f|\+-{8,}\+)\s*\Z"
+_START: Final = r"start \d+\b"
 _LEAST_CUT_CHARS: Final = 6
 # A box without a visible end ends after this many lines.
 _MOST_LINES: Final = 200
-_NOTED: Final = re.compile(
+_NOTED: Final = (
     r"  (?:why|where|budget|tried|change|do first|then|not changed|unknown|to decide|note): "
 )
-_QUOTED: Final = re.compile(r"line \d+: ")
+_QUOTED: Final = r"line \d+: "
 _LONG_KINDS: Final = sorted({*KINDS} - {"other"}, key=len, reverse=True)
-_KIND: Final = re.compile(rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})\b")
+_KIND: Final = rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})\b"
 
 
 @dataclass(slots=True)
@@ -243,9 +243,11 @@ class OwnReports:
             return True
         if self._is_line(text) or _EVENT_AS_JSON in line.text:
             writer.is_note = text.startswith(_EVENT)
-            self._names(_KIND.search(line.text), line)
+            self._names(re.search(_KIND, line.text), line)
             return True
-        if (writer.is_note and _NOTED.match(text)) or (writer.is_table and text[:1] in {"", " "}):
+        if (writer.is_note and re.match(_NOTED, text)) or (
+            writer.is_table and text[:1] in {"", " "}
+        ):
             return True
         writer.is_note, writer.is_table = False, text.startswith(_TABLE)
         return (
@@ -276,7 +278,7 @@ class OwnReports:
     def _is_of_page(self, writer: _Writer, line: Line, text: str) -> bool:
         """Return whether a line belongs to an HTML page or is quoted in a Markdown report."""
         if writer.ends:
-            is_own = writer.ends == _PAGE_ENDS or _QUOTED.match(text) is not None
+            is_own = writer.ends == _PAGE_ENDS or re.match(_QUOTED, text) is not None
             if text.startswith(writer.ends) or (writer.ends == _PAGE_ENDS and _PAGE_ENDS in text):
                 writer.ends = ""
             return is_own
@@ -293,9 +295,9 @@ class OwnReports:
         return False
 
     def _is_of_box(self, writer: _Writer, line: Line, text: str) -> bool:
-        if top := _TOP.match(text):
+        if top := re.match(_TOP, text):
             kind = _kind_of(top["title"])
-            is_own = kind is not None or _START.match(top["title"]) is not None
+            is_own = kind is not None or re.match(_START, top["title"]) is not None
             if is_own or text.startswith("\u256d"):
                 writer.boxes.append((is_own, line.number))
             if kind is not None:
@@ -305,9 +307,9 @@ class OwnReports:
             writer.boxes.clear()
         if not writer.boxes:
             return False
-        if _BOTTOM.match(text):
+        if re.match(_BOTTOM, text):
             return writer.boxes.pop()[0]
-        return writer.boxes[-1][0] and _SIDE.match(text) is not None
+        return writer.boxes[-1][0] and re.match(_SIDE, text) is not None
 
     def _names(self, found: re.Match[str] | None, line: Line) -> None:
         if found is not None:

@@ -10,7 +10,7 @@ import codecs
 import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import IO, Final, cast
+from typing import IO, Final, NamedTuple, cast
 
 from oomguard.core.text import strip_escapes
 from oomguard.scan.anchors import Finder
@@ -115,8 +115,7 @@ _NULLS_RATIO: Final = 0.01
 Ends = Callable[[memoryview], list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Mark omitted lines: the next line does not continue the last one.
 
     Attributes:

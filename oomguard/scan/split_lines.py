@@ -14,7 +14,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ class _Begun:
         whole = "".join(self.texts)
         if self.record is not None:
             whole = json.dumps({**self.record, "log": whole}, ensure_ascii=False)
-        return replace(self.first, text=whole)
+        return self.first._replace(text=whole)
 
 
 class Pieces:
@@ -114,7 +114,7 @@ class Pieces:
         begun.chars += len(text)
         if begun.chars > MAX_SEGMENT_CHARS:  # limits memory
             yield begun.line
-            self._begun[stream] = _Begun(replace(line, continued=True), [], 0, begun.record)
+            self._begun[stream] = _Begun(line._replace(continued=True), [], 0, begun.record)
 
     def end(self) -> Iterator[Line]:
         """Yield the unfinished lines."""

@@ -156,7 +156,7 @@ def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> Non
 
 def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:
     """Return the metrics server, or None with a warning if it cannot listen."""
-    from oomguard.telemetry.http_server import Endpoint
+    from oomguard.telemetry.run_metrics import Endpoint
 
     log = get_logger()
     try:

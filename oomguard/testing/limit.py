@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomguard.core.errors import SettingError
-from oomguard.testing.sizes import format_size, read_size
-from oomguard.testing.wordings import TorchMessage, find_wording
+from oomguard.testing.wordings import TorchMessage, find_wording, format_size, read_size
 
 if TYPE_CHECKING:
     from oomguard.testing.simulated_device import SimulatedDevice

@@ -17,7 +17,7 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.process_state import disabled
-from oomguard.testing.sizes import format_size
+from oomguard.testing.wordings import format_size
 
 if TYPE_CHECKING:
     from pluggy import Result

@@ -22,8 +22,7 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_bytes
 from oomguard.probe.live_storages import LiveStorages, PeakMeter
 from oomguard.testing.active_devices import entered
-from oomguard.testing.sizes import format_size, read_size
-from oomguard.testing.wordings import Figures, TorchMessage, find_wording
+from oomguard.testing.wordings import Figures, TorchMessage, find_wording, format_size, read_size
 
 # Blocks in which torch's caching allocator would store the tensors of a simulated device.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rich.markdown import Markdown
 
 from oomguard.core.facts import REGISTRY
@@ -35,7 +33,7 @@ def examples(rule: Rule) -> list[Example]:
 
 
 def page(rule: Rule, **changes: object) -> str:
-    changed = replace(rule, **changes)
+    changed = rule._replace(**changes)
     return rule_page(
         changed, examples(changed), file="rules/x.toml", solvers={"printed_estimate": "in words"}
     )
@@ -142,7 +140,7 @@ def test_the_same_rule_gives_the_same_page():
 
 
 def test_the_index_links_each_rule_and_names_each_signature():
-    text = index_page([replace(RULES.rule("OG201"), title="a | b")], RULES.signatures)
+    text = index_page([RULES.rule("OG201")._replace(title="a | b")], RULES.signatures)
 
     assert (
         "| [OG201](OG201.md) | `max_model_len_too_large` | a \\| b | `kv_cache_too_small_for_max_len` |"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -87,7 +86,7 @@ def test_a_pattern_ends_in_time_on_a_long_line():
 
 
 def entry(**values: object) -> Quotation:
-    return replace(QUOTATIONS[0], **values)
+    return QUOTATIONS[0]._replace(**values)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import combinations
 
 from oomguard.core.facts import GIB, MIB, REGISTRY, Fact
@@ -15,8 +14,7 @@ from oomguard.core.text import PLACEHOLDER, render
 from oomguard.diagnosis.diagnose import assess, default_rules
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import as_sentence
-from oomguard.rules.match import explain
-from oomguard.rules.rule_files import RuleSet
+from oomguard.rules.rule_files import RuleSet, explain
 
 HALF = re.compile(
     r"\bunknown\b|[\[\]{}]|\s[.,;:]|[,;:]\.|\.\.|\b(?:of|with|at|and|than) *(?:[.,;]|$)"
@@ -97,7 +95,7 @@ def test_a_failure_without_figures_has_whole_sentences(subtests):
 
 def test_an_explanation_without_any_of_its_figures_is_the_title():
     (whole,) = [rule for rule in default_rules().rules if rule.code == "OG319"]
-    bare = replace(whole, why="{tried_bytes:GiB} was asked for.")
+    bare = whole._replace(why="{tried_bytes:GiB} was asked for.")
     failed = explain(Incident("cudagraph_capture_oom", "boom"), RuleSet((), (bare,)))
 
     assert failed.causes[0].explanation == "Memory ran out during the capture of CUDA graphs."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from oomguard.core.facts import GIB, Fact
@@ -227,7 +225,7 @@ def test_the_most_telling_frame_gives_the_phase():
     frame = Near(1, None, {}, "generate", None, Evidence("", 1))
 
     assert (
-        nearest_phase([frame, replace(frame, phase="prompt_logprobs"), replace(frame, phase=None)])
+        nearest_phase([frame, frame._replace(phase="prompt_logprobs"), frame._replace(phase=None)])
         == "prompt_logprobs"
     )
     assert nearest_phase([]) is None

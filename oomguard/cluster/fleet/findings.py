@@ -16,9 +16,8 @@ from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident, Patch
 from oomguard.core.records import Record
 from oomguard.remedy.policy import is_refused
-from oomguard.scan.decompression import HEAD_BYTES, format_of
 from oomguard.scan.inputs import Writer, is_url, writer_of
-from oomguard.scan.source import decompress
+from oomguard.scan.source import HEAD_BYTES, decompress, format_of
 
 # Read when a line was printed. A time without a year or a zone is completed from the file's own
 # time.

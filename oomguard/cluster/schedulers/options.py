@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
@@ -13,6 +15,7 @@ import click
 from oomguard.cli.options import Count, add_options, option
 from oomguard.cluster.serving.options import SERVERS
 from oomguard.core.errors import UsageError
+from oomguard.core.incident import Incident
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import AttemptHook
@@ -155,8 +158,6 @@ class SchedulerSupport:
         """Return the outcome with the exit status that the user chose."""
         if self._options.exit_status != _BY_CAUSE or outcome.is_stopped:
             return outcome
-        from oomguard.cluster.schedulers.status_by_cause import by_cause
-
         return by_cause(outcome)
 
     def report_end(self, outcome: Outcome) -> None:
@@ -179,7 +180,7 @@ class SchedulerSupport:
 
 def _probes(text: str, health: Health | None) -> AttemptHook | None:
     """Return the probe server, or None with a warning if it cannot listen."""
-    from oomguard.cluster.serving.probes import ALIVE, Probes
+    from oomguard.cluster.serving.health import ALIVE, Probes
     from oomguard.core.http_port import ANY, parse_address
     from oomguard.core.log import get_logger
 
@@ -214,3 +215,37 @@ def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     if job is None:
         return None
     return RunInJob(job, options.slurm_requeue, shows_all=options.slurm_comment)
+
+
+# Choose the exit status of a failed run by its cause, for schedulers.
+
+
+def by_cause(outcome: Outcome) -> Outcome:
+    """Return the outcome with the status of its cause, if that is memory or a hang.
+
+    Otherwise the command's own status stays. It also stays if a permitted change is left, because
+    another start may then succeed.
+    """
+    incident = outcome.attempts[-1].incident
+    if incident is not None and incident.is_oom:
+        if is_held(incident):
+            name = "device_held"
+        else:
+            name = "out_of_memory"
+        if name == "out_of_memory" and outcome.is_change_left:
+            return outcome
+    elif outcome.is_ended_by_us:
+        name = "ended_by_oomguard"
+    else:
+        return outcome
+    return replace(outcome, status=_table()["statuses"][name])
+
+
+def is_held(incident: Incident) -> bool:
+    """Return whether memory failed because of other processes, so that a later start may fit."""
+    return incident.causes[0].id in _table()["causes"]["device_held"]
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("statuses.toml").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.attempt_settings import DEVICE
-from oomguard.cluster.schedulers.status_by_cause import is_held
+from oomguard.cluster.schedulers.options import is_held
 from oomguard.cluster.serving.end_message import MOST_COMMENT_BYTES, truncate_utf8
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Effect, Incident, Patch

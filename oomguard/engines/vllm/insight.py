@@ -6,23 +6,27 @@ the lengths of requests.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
-from oomguard.engines.command import Launch
+from oomguard.engines.command import AllFlags, Launch, all_flags
+from oomguard.engines.protocol import StartKey
 from oomguard.engines.start_attempt import StartedEngine
-from oomguard.engines.start_key import StartKey
-from oomguard.engines.vllm import plugin, request_lengths
+from oomguard.engines.unwrap_command import InnerCommand, inner_commands
+from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.environment import set_by_variable
-from oomguard.engines.vllm.own_command import own_command
+from oomguard.engines.vllm.own_command import NAME, ByFlags, own_command, table
 from oomguard.engines.vllm.plugin_messages import (
     logged_lines,
     reported_arguments,
@@ -43,16 +47,6 @@ def version(launch: Launch) -> str | None:
     from oomguard.engines.vllm.package import installed_version
 
     return installed_version(launch, os.environ)
-
-
-def start_key(launch: Launch) -> StartKey | None:
-    """Return what determines the memory of a server's start; None if it cannot be read.
-
-    Two commands in other words with the same key need the same memory.
-    """
-    from oomguard.engines.vllm.start_key import start_key as key
-
-    return key(launch)
 
 
 def watched(launch: Launch, session: Path) -> Launch:
@@ -158,16 +152,6 @@ def carries(launch: Launch, name: str) -> bool:
     return may_carry(launch, name)
 
 
-def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
-    """Return the shortest length that the command's own requests need, by the setting for it."""
-    return request_lengths.asked_length(launch)
-
-
-def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
-    """Return the length that the engine refused under these settings; empty without a refusal."""
-    return request_lengths.refused_length(text, settings)
-
-
 def _begin_attempt(session: Path) -> Path:
     """Make the folder of a new attempt and remove those before it.
 
@@ -176,3 +160,151 @@ def _begin_attempt(session: Path) -> Path:
     for ended in session.glob(f"{_ATTEMPT}*"):
         shutil.rmtree(ended, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_ATTEMPT, dir=session))
+
+
+# Reduce a ``vllm serve`` command to what determines the memory of its start.
+#
+# Two commands with the same key are the same start, however they are written.
+
+
+_SERVE: Final = ("vllm", "serve")
+
+
+def start_key(launch: Launch) -> StartKey | None:
+    """Return the key of a ``vllm serve``: model, settings, other flags with memory, variables.
+
+    None for any other command, for a word that cannot be read, and for a flag that no known version
+    has. Address, served name, API keys and logging flags do not change the key.
+    """
+    own = own_command(launch.argv)
+    if not isinstance(own, ByFlags) or (own.command.program, *own.command.args[:1]) != _SERVE:
+        return None
+    command = own.command
+    if command.has_unread or command.is_elsewhere or command.has_no_others:
+        return None
+    others = list(_others(command.args[1:], all_flags(NAME)))
+    if None in others:
+        return None
+    settings = {name: setting.value for name, setting in own.settings().items()}
+    if settings.get("model") is None:
+        return None
+    return StartKey(
+        settings,
+        frozenset(filter(None, others)) | {f"{k}={v}" for k, v in command.variables.items()},
+    )
+
+
+def _others(words: tuple[str, ...], flags: AllFlags) -> Iterator[str | None]:
+    """Yield each flag that takes memory and is not a setting, with its value.
+
+    Yield None for an unknown flag, and end.
+    """
+    at = 0
+    while at < len(words):
+        if not words[at].startswith("-"):
+            at += 1
+            continue
+        name = flags.name_of(words[at])
+        if name is None or name == "config":
+            yield None
+            return
+        end = flags.end_of(words, at, name)
+        if name.removeprefix("no-") in flags.takes_memory:
+            yield " ".join((name, words[at].partition("=")[2], *words[at + 1 : end]))
+        at = end
+
+
+# Find the request lengths that a command needs, from its flags and from refusals.
+
+
+_MOST_DIGITS: Final = 9
+
+
+def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
+    """Return the shortest length that the command's own requests need, by the setting for it.
+
+    The mapping is empty if the command states no length.
+    """
+    found = [
+        need for command in inner_commands(launch.argv) for need in _needs(command) if need.value
+    ]
+    if found:
+        return {table()["refusals"]["setting"]: max(found, key=lambda need: need.value)}
+    return {}
+
+
+def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
+    """Return the length that the engine refused under these settings; empty without a refusal.
+
+    A refusal under another limit than ours does not count. If the refusal prints no length, any
+    lower limit would be refused, so the least length is ``inf``.
+    """
+    name = table()["refusals"]["setting"]
+    for pattern in _patterns() if name in settings else ():
+        for found in pattern.finditer(text):
+            named = found.groupdict()
+            if named.get("most", str(settings[name])) != str(settings[name]):
+                continue
+            asked = named.get("asked")
+            needed = named.get("needed")
+            tokens = math.inf
+            if asked:
+                tokens = int(asked)
+            elif needed:
+                tokens = int(needed) + 1
+            return {name: LeastValue(tokens, "a request of this run needs")}
+    return {}
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern) for pattern in table()["refusals"]["patterns"])
+
+
+def _needs(command: InnerCommand) -> list[LeastValue]:
+    words = (command.program, *command.args)
+    given = _numbers(command.args)
+    rows = table()["lengths"]
+    own = [row for row in rows if any(words[: len(of)] == tuple(of) for of in row.get("of", ()))]
+    own = [row for row in own if not given.keys() & set(row.get("unless", ()))]
+    found = own or [
+        row for row in rows if "of" not in row and given.keys() & set(row["parts"][0]["flags"])
+    ]
+    return [_need(row, given) for row in found]
+
+
+def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> LeastValue:
+    tokens = 0
+    shown: list[str] = []
+    for part in row["parts"]:
+        flag = next((flag for flag in part["flags"] if _count(given.get(flag)) is not None), None)
+        if flag is None:
+            tokens += part.get("other", 0)
+        else:
+            tokens += _count(given[flag]) or 0
+            shown.append(f"{flag} {given[flag]}")
+    share = given.get(row.get("stretch", ""), "")
+    if re.fullmatch(r"0?\.\d{1,6}|1(?:\.0)?", share):
+        tokens = math.ceil(tokens * (1 + float(share)))
+    return LeastValue(tokens, f"the command asks for ({' '.join(shown) or 'by default'})")
+
+
+def _count(text: str | None) -> int | None:
+    if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    return None
+
+
+def _numbers(args: Sequence[str]) -> dict[str, str]:
+    """Return the value of each long flag; the last one if a flag is repeated."""
+    found: dict[str, str] = {}
+    for i, word in enumerate(args):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            if equals:
+                found[flag.replace("_", "-")] = value
+            elif i + 1 < len(args):
+                found[flag.replace("_", "-")] = args[i + 1]
+            else:
+                found[flag.replace("_", "-")] = ""
+    return found

@@ -11,7 +11,7 @@ from typing import Final
 
 from oomguard.core.errors import InputError
 from oomguard.core.setting_spellings import flag_words, surface, surfaces, table_of
-from oomguard.engines.flag_table import AllFlags, all_flags
+from oomguard.engines.command import AllFlags, all_flags
 
 # Modules that read vLLM commands are imported when needed: most plans use oomguard's options only.
 NAME: Final = "vllm"

@@ -434,6 +434,10 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
     named = count_of(text, "head_dim")
     if named:
         return named
+    latent = count_of(text, "qk_rope_head_dim")
+    if hidden % heads and latent:
+        # Latent attention has dimensions of its own for queries and values (GLM 4.7 Flash).
+        return latent
     if hidden % heads and not _attention_free(text):
         raise ConfigError(
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and "

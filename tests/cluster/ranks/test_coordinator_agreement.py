@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from oomguard.cluster.ranks.barrier import RankBarrier
-from oomguard.cluster.ranks.coordinator import AgreementRound, start_together
+from oomguard.cluster.ranks.coordinator import AgreementRound, RankMonitor, start_together
 from oomguard.cluster.ranks.messages import Decision, MessageFolder, RankEnd
-from oomguard.cluster.ranks.watch_ranks import RankMonitor
 from support.each import each
 
 PATCH = ({"setting": "max_model_len", "to": 1792, "reason": ""},)

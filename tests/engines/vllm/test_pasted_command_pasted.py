@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.errors import InputError
 from oomguard.core.setting_spellings import surfaces
-from oomguard.engines.flag_table import all_flags
+from oomguard.engines.command import all_flags
 from oomguard.engines.vllm.pasted_command import read_pasted
 
 FLAGS = all_flags("vllm")

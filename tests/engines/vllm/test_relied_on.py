@@ -14,7 +14,7 @@ import pytest
 import vllm_versions
 from oomguard.core.setting_spellings import surfaces, unmanaged_arguments
 from oomguard.core.settings import SETTINGS
-from oomguard.engines.flag_table import all_flags
+from oomguard.engines.command import all_flags
 from oomguard.engines.vllm.package import added_arguments, parsed, read_sources
 from support.vllm_defaults import batch_defaults
 from support.vllm_guard import guard_rows

@@ -138,6 +138,14 @@ def test_a_head_size_that_does_not_follow_is_asked_for():
         read_shape({**LLAMA, "hidden_size": 4097})
 
 
+def test_latent_attention_needs_no_head_dim():
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64}
+    heads = {"num_attention_heads": 20, "num_key_value_heads": 20}
+    shape = read_shape({**LLAMA, **latent, **heads, "hidden_size": 2048})
+
+    assert shape.head_dim == 64
+
+
 def test_activations_are_in_half_precision_as_vllm_loads_them(subtests):
     for dtype, size in [
         ("float16", 2),

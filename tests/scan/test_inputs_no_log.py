@@ -16,7 +16,7 @@ import pytest
 
 from oomguard.core.errors import InputError
 from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose, diagnose_stream
-from oomguard.scan.non_logs import HEAD_BYTES, is_other_pickle
+from oomguard.scan.inputs import NON_LOG_HEAD_BYTES, is_other_pickle
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example
 
@@ -91,7 +91,9 @@ def test_logs_are_read_whatever_they_are_called(tmp_path: Path):
 
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_a_snapshot_is_told_from_other_pickles_by_how_it_begins(protocol: int):
-    assert not is_other_pickle(pickle.dumps(example().in_pieces(), protocol=protocol)[:HEAD_BYTES])
+    assert not is_other_pickle(
+        pickle.dumps(example().in_pieces(), protocol=protocol)[:NON_LOG_HEAD_BYTES]
+    )
     assert is_other_pickle(pickle.dumps({"text": "a", "segments": []}, protocol=protocol))
     assert is_other_pickle(pickle.dumps([1, {"a": 2}], protocol=protocol))
     assert not is_other_pickle(LOG)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from oomguard.cli.doctor import print_checks, to_json
 from oomguard.core.records import Check
-from oomguard.report.doctor import print_checks, to_json
 
 
 def shown(*checks: Check, encoding: str = "utf-8") -> str:

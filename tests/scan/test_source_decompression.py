@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
-from oomguard.scan.decompression import Unpacked, format_of
-from oomguard.scan.source import damage_of, open_log
+from oomguard.scan.source import Unpacked, damage_of, format_of, open_log
 
 PACK = {
     ".gz": gzip.compress,

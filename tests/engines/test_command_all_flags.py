@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.core.setting_spellings import surfaces, unmanaged_arguments
-from oomguard.engines.flag_table import all_flags
+from oomguard.engines.command import all_flags
 
 FLAGS = all_flags("vllm")
 

@@ -13,8 +13,7 @@ import pytest
 
 from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import upgrade_hint
-from oomguard.journal.database import SCHEMA_VERSION, migrations
-from oomguard.journal.sqlite import open_file, prepare
+from oomguard.journal.database import SCHEMA_VERSION, migrations, open_file, prepare
 from oomguard.journal.store import AttemptRow, Journal, RunIdentity
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
