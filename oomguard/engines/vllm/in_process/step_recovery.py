@@ -34,6 +34,8 @@ _RELIED_ON: Final = Path(__file__).parents[1] / "step_recovery.toml"
 _LOGGER: Final = "vllm.oomguard"
 # The beginning of every error that ends one request; the front end recognizes it.
 ERROR_PREFIX: Final = "oomguard: "
+# The error of a step behind a failed one; the failure itself is the worker's.
+_BEHIND: Final = "oomguard: the step before this one failed"
 _MOST_REFUSED: Final = 256
 _MOST_SNAPSHOTS: Final = 8
 _MIB: Final = 1 << 20
@@ -348,7 +350,7 @@ class WorkerSteps:
         """
         self._number += 1
         if self.failure is not None:
-            raise RuntimeError("oomguard: the step before this one failed")
+            raise RuntimeError(_BEHIND)
 
     def keep_seeds(self) -> None:
         """Keep the state of the generators of seeded requests, which sampling advances."""
@@ -439,7 +441,6 @@ class StepRecovery:
         self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
         self._alone: str | None = None
         self._alone_since_s = 0.0
-        self._was_alone = False
         self._refused: OrderedDict[int, str] = OrderedDict()
         self._to_refuse: dict[str, str] = {}
         self._dump = core.log_error_detail
@@ -482,11 +483,9 @@ class StepRecovery:
             self._prepare()
         if self._alone is None:
             output = self._schedule(*args, **kwargs)
-            self._was_alone = False
         else:
-            with self._others_hidden(self._alone) as is_hidden:
+            with self._others_hidden(self._alone):
                 output = self._schedule(*args, **kwargs)
-            self._was_alone = is_hidden
         if output.total_num_scheduled_tokens:
             self._in_flight.append(output)
         return output
@@ -540,19 +539,19 @@ class StepRecovery:
         return any(one is not None and one.seed is not None for one in params)
 
     @contextlib.contextmanager
-    def _others_hidden(self, name: str) -> Iterator[bool]:
-        """Let the scheduler see one request only; yield whether it does."""
+    def _others_hidden(self, name: str) -> Iterator[None]:
+        """Let the scheduler see one request only, if it waits."""
         scheduler = self._scheduler
         others = [one for one in scheduler.waiting if one.request_id != name]
         if len(others) == len(scheduler.waiting):
             self._alone = None
-            yield False
+            yield
             return
         running = scheduler.running
         scheduler.running = []
         scheduler.waiting.remove_requests(others)
         try:
-            yield True
+            yield
         finally:
             scheduler.running = [*running, *scheduler.running]
             for one in reversed(others):
@@ -584,7 +583,7 @@ class StepRecovery:
     def _recover(self, error: Exception) -> dict[int, Any] | None:
         """Drop the failed step and those behind it; return outputs, None if vLLM is to fail."""
         began_s = time.perf_counter()
-        is_remote = "Worker failed with error" in str(error)
+        is_remote = "Worker failed with error" in str(error) or str(error) == _BEHIND
         if not (is_remote or is_out_of_memory(error)) or not self._in_flight:
             return None
         here = None
@@ -606,7 +605,7 @@ class StepRecovery:
             tokens,
             {name for name in tokens if not requests[name].output_token_ids},
             failure["tried_bytes"],
-            self._was_alone and len(dropped) == 1,
+            [*tokens] == [self._alone],
             self._can_split and not self._has_seeds_on_cpu(),
         )
         decision = StepDecision(self._budget.current_tokens)
