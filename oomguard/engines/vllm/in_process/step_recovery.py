@@ -540,20 +540,22 @@ class StepRecovery:
 
     @contextlib.contextmanager
     def _others_hidden(self, name: str) -> Iterator[None]:
-        """Let the scheduler see one request only, if it waits."""
+        """Let the scheduler see one request only, which waits or is in the step in flight."""
         scheduler = self._scheduler
+        running = scheduler.running
+        own = [one for one in running if one.request_id == name]
         others = [one for one in scheduler.waiting if one.request_id != name]
-        if len(others) == len(scheduler.waiting):
+        if not own and len(others) == len(scheduler.waiting):
             self._alone = None
             yield
             return
-        running = scheduler.running
-        scheduler.running = []
+        scheduler.running = own
         scheduler.waiting.remove_requests(others)
         try:
             yield
         finally:
-            scheduler.running = [*running, *scheduler.running]
+            hidden = [one for one in running if one.request_id != name]
+            scheduler.running = [*hidden, *scheduler.running]
             for one in reversed(others):
                 scheduler.waiting.prepend_request(one)
 
