@@ -1,13 +1,15 @@
-"""Call the hooks of a run before, at and after each attempt; their errors stay their own."""
+"""Let optional packages follow the attempts of a run, and choose their devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from oomguard.core.incident import Attempt, Patch
+from oomguard.analyst.link import LiveOutput
+from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 
@@ -64,3 +66,63 @@ def _call(hook: Callable[[], None]) -> None:
             "A part of oomguard that follows the run failed; the command continues",
             reason=f"{type(error).__name__}: {error}",
         )
+
+
+class DeviceAssignment(Protocol):
+    """Choose the devices of one run, attempt by attempt."""
+
+    def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:
+        """Return the launch of the next attempt, with its devices in its variables.
+
+        It may wait until ``stopped``, and at most ``left_s`` seconds.
+
+        Raises:
+            OomguardError: if no device is free.
+        """
+
+    def watching(self, recording: LiveOutput) -> AbstractContextManager[object]:
+        """Return a context for the running attempt.
+
+        Its output shows when others may start on its devices.
+        """
+
+    def moved(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Return the diagnosis with another device as its first action.
+
+        That applies if a neighbor is the cause and another device has enough memory.
+        """
+
+    def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
+        """Wait, as ``placed`` may, until a failure's neighbors free memory, if the user allows it.
+
+        The returned incident then has the device in its plan.
+        """
+
+    def devices(self) -> Collection[int] | None:
+        """Return the GPUs of the next attempt by index; None if it may use any."""
+
+
+class NoPlacement:
+    """Leave the devices to the user's variables."""
+
+    def placed(self, launch: Launch, _stopped: Callable[[], bool], _left_s: float) -> Launch:
+        """Return the launch unchanged."""
+        return launch
+
+    def watching(self, _recording: LiveOutput) -> AbstractContextManager[object]:
+        """Return an empty context."""
+        return nullcontext()
+
+    def moved(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Return the diagnosis unchanged."""
+        return diagnosis
+
+    def devices(self) -> None:
+        """Return None, because any device may be used."""
+        return
+
+    def once_free(
+        self, incident: Incident, _stopped: Callable[[], bool], _left_s: float
+    ) -> Incident:
+        """Return the incident unchanged."""
+        return incident

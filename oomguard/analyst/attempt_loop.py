@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oomguard.analyst.attempt_diagnosis import AttemptDiagnoser, AttemptDiagnosis
-from oomguard.analyst.attempt_hooks import AttemptHooks
+from oomguard.analyst.attempt_hooks import AttemptHooks, DeviceAssignment, NoPlacement
 from oomguard.analyst.attempt_settings import (
     BY_VARIABLE,
     EnvLauncher,
-    log_setting_locations,
     report_ineffective_change,
 )
 from oomguard.analyst.coordination import (
+    NO_RELAUNCH,
+    NO_TIME,
     AttemptReport,
     Coordinator,
     NoCoordinator,
@@ -35,8 +36,6 @@ from oomguard.analyst.outcome import (
     outcome_of,
     step_figures,
 )
-from oomguard.analyst.placed_runs import DeviceAssignment, NoPlacement
-from oomguard.analyst.refusals import chosen_in, refusal_of
 from oomguard.analyst.restart_gate import RestartGate, cannot_make
 from oomguard.analyst.side_effects import OwnFiles, SideEffectMonitor, of_inner_runs, of_journal
 from oomguard.core.errors import DeadlineError, PlacementError, UsageError
@@ -165,7 +164,6 @@ def report_failure(
         reached = {}
     commands = commands_to_paste(first, launcher, reached, incident, insight.started(launch))
     on_failure(_with_next_first(diagnosis, incident, wanted), commands)
-    log_setting_locations(first.argv, incident)
     return took_effect, commands
 
 
@@ -191,6 +189,40 @@ def _with_next_first(
     return replace(
         diagnosis,
         incidents=tuple(shown if one is incident else one for one in diagnosis.incidents),
+    )
+
+
+def refusal_of(
+    number: int, ledger: Ledger, lost_input: str | None, folder: Path, *, dry_run: bool
+) -> str | None:
+    """Return why this rank's command cannot run again after an attempt; None if it can.
+
+    Side effects are judged later, because only all ranks together know who wrote a file.
+
+    Args:
+        number: the attempt that has ended.
+        ledger: the earlier attempts, with the policy.
+        lost_input: why it would miss its standard input; None if it would not.
+        folder: the temporary folder, which a change may need.
+        dry_run: whether this is a dry run.
+    """
+    if dry_run:
+        return "this is a dry run"
+    if number >= ledger.policy.max_attempts:
+        return NO_RELAUNCH
+    if ledger.time_left_s() <= 0:
+        return NO_TIME
+    if lost_input is not None:
+        return f"the command would not get the same standard input: {lost_input}"
+    if (missing := cannot_make(folder)) is not None:
+        return f"oomguard could not create its temporary folder: {missing}"
+    return None
+
+
+def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
+    """Return the settings in the user's command, before any change of ours."""
+    return tuple(
+        name for name, found in engine.settings_in_force(first).items() if found.set_by_user
     )
 
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from oomguard.core.facts import REGISTRY, Fact, FactValue, is_of_type
-from oomguard.core.files import read_regular
 from oomguard.core.incident import Attempt, Incident, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import surface
 from oomguard.core.settings import SETTING_FACTS, SETTINGS
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.registry import insight_of
 from oomguard.engines.start_attempt import StartedEngine, failed_engine, failed_model
 from oomguard.probe.environment_variables import CUDA, HIP, PLAIN
-from oomguard.remedy.policy import is_out_of_question
 from oomguard.scan.effective_settings import ARGUMENTS, SCRIPT, SHARE, requested_share
-
-if TYPE_CHECKING:
-    import yaml
-
 
 # Every program with torch reads these settings from a variable, so they are carried there, in
 # addition to the engine's own settings.
@@ -121,107 +113,6 @@ def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
     names = (*_NAMES, HIP) if HIP in own else _NAMES
     given = own.get(CUDA) or own.get(PLAIN)
     return {name: ",".join(filter(None, (own.get(name) or given, new))) for name in names}
-
-
-# A change lasts for one run; to keep it, the user edits the file that gives the setting. These
-# functions search the YAML and JSON files among the command's arguments. A key counts if it is
-# spelled like the setting, in any section, and has the value that the engine was given.
-
-_ENDS: Final = (".yaml", ".yml", ".json")
-_MOST_BYTES: Final = 1 << 20
-_MOST_NODES: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class SettingLocation:
-    """Locate a value in a file: the file as the command names it, the line, and the key path."""
-
-    file: str
-    line: int
-    key: str
-
-
-def log_setting_locations(argv: Sequence[str], incident: Incident) -> None:
-    """Log which keys of the job's own files give the settings that the plan changes."""
-    for patch in incident.plan:
-        if patch.new is None or patch.old is None or is_out_of_question(patch):
-            continue
-        for place in find_setting_locations(argv, patch.setting, patch.old, incident.framework):
-            fields = {
-                "setting": patch.setting,
-                "file": place.file,
-                "line": place.line,
-                "key": place.key,
-            }
-            get_logger().info(
-                "A file of the job sets this value; edit it there to keep the change",
-                **fields,
-                then=patch.new,
-            )
-
-
-def find_setting_locations(
-    argv: Sequence[str], setting: str, value: FactValue, engine: str
-) -> list[SettingLocation]:
-    """Return where the files among a command's arguments give a setting this value, in order."""
-    own = surface(setting, engine)
-    names = {
-        _plain(name)
-        for name in (setting, own.kwarg, own.config_key, *own.flags, *own.aliases)
-        if name
-    }
-    found = []
-    for file in dict.fromkeys(word.rpartition("=")[2] for word in argv if word.endswith(_ENDS)):
-        given = {
-            place.key: (place, text)
-            for place, text in _read(file)
-            if _plain(place.key.split(".")[-1]) in names
-        }
-        found += [
-            place for place, text in given.values() if _job_files_is(text, own.to_engine(value))
-        ]  # of a repeated key, the last one counts
-    return found
-
-
-def _read(file: str) -> Iterator[tuple[SettingLocation, str]]:
-    """Yield every key of a file with a plain value, and its text; nothing if it is unreadable."""
-    import yaml
-
-    try:
-        root = yaml.compose(read_regular(Path(file), _MOST_BYTES).decode(), Loader=yaml.SafeLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return
-    waiting: list[tuple[tuple[str, ...], yaml.Node | None]] = [((), root)]
-    left = _MOST_NODES  # limits aliases, with which a short file can expand without end
-    while waiting and left > 0:
-        keys, node = waiting.pop(0)
-        if isinstance(node, yaml.MappingNode):
-            pairs = node.value
-        else:
-            pairs = ()
-        left -= 1 + len(pairs)
-        for key, part in pairs:
-            below = (*keys, str(key.value))
-            if isinstance(part, yaml.ScalarNode):
-                yield (
-                    SettingLocation(file, part.start_mark.line + 1, ".".join(below)),
-                    str(part.value),
-                )
-            else:
-                waiting.append((below, part))
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("--").replace("-", "_").lower()
-
-
-def _job_files_is(text: str, value: FactValue) -> bool:
-    if isinstance(value, (bool, str)):
-        return text.lower() == str(value).lower()
-    try:
-        return math.isclose(float(text), value)
-    except (ValueError, OverflowError):
-        return False
 
 
 # Facts with the requested value, if their name differs from the setting's fact.
@@ -411,13 +302,7 @@ def find_ineffective_change(
         elif engine.is_own_command(launch.argv):
             why = "the engine itself sets it"
         else:
-            places = find_setting_locations(
-                launch.argv, patch.setting, fact.value, incident.framework
-            )
-            given = "".join(
-                f"; {place.file}, line {place.line}, sets it as {place.key}" for place in places[:1]
-            )
-            why = f"the program's own code sets it{given}"
+            why = "the program's own code sets it"
         return IneffectiveChange(patch.setting, patch.new, fact.value, why)
     return None
 

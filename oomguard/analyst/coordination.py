@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from oomguard.analyst.side_effects import SideEffects
 from oomguard.core.incident import Diagnosis, Patch
 from oomguard.remedy.policy import Policy
+
+# Reasons of the policy alone: if a scheduler starts the job again, the change can be made.
+NO_RELAUNCH: Final = "the limit of attempts is reached"
+NO_TIME: Final = "its --deadline has passed"
+OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,24 +26,6 @@ def processes_with_open(is_wanted: Callable[[str], bool]) -> set[int]:
         is_wanted: receives the target of each descriptor: a path, or ``socket:[number]``.
     """
     return {pid for pid, target in _open_files() if is_wanted(target)}
-
-
-def files_in_use(paths: Iterable[str]) -> set[str]:
-    """Return the files that some readable process has open or mapped."""
-    wanted = set(paths)
-    found = {target for _, target in _open_files() if target in wanted}
-    for pid in pids():
-        try:
-            lines = (
-                (_PROC / str(pid) / "maps")
-                .read_text(encoding="utf-8", errors="replace")
-                .splitlines()
-            )
-        except OSError:
-            continue
-        # Five fields come before the path, which may contain spaces.
-        found |= {path for line in lines if (path := line.split(None, 5)[-1].strip()) in wanted}
-    return found
 
 
 def _open_files() -> Iterator[tuple[int, str]]:

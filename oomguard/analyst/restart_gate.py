@@ -4,121 +4,27 @@ from __future__ import annotations
 
 import datetime
 import errno
-import fnmatch
 import os
 import random
-import shlex
 import socket
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from oomguard.analyst.listeners import describe_listeners, listens_on_path
 from oomguard.analyst.nested_run import innermost_command
-from oomguard.core.facts import format_gib
 from oomguard.core.incident import Attempt, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
-from oomguard.engines.server import ListenAddress, address_of, shared_memory_names
+from oomguard.engines.server import ListenAddress, address_of
 from oomguard.probe.nvml import Device
 from oomguard.retry import memory_wait
 from oomguard.retry.ledger import Ledger
-
-# oomguard names shared memory that a failed attempt left in /dev/shm, but does not remove it. It
-# occupies host memory, but its owner is unknown: Python's names (psm_) are random, a neighbor's run
-# creates similar ones at the same time, and a segment that no process has open may be on its way to
-# another process. Python's own resource tracker removes its segments even after a kill, so little
-# is ever left.
-FOLDER: Final = Path("/dev/shm")  # noqa: S108 - the folder to check
-_BLOCK_BYTES: Final = 512  # unit of st_blocks, stat(2)
-_SHOWN: Final = 8
-
-
-class SharedMemoryFile(NamedTuple):
-    """Describe a shared-memory file; ``inode`` distinguishes it from a later one of that name."""
-
-    name: str
-    inode: int
-    bytes: int
-    made_at: float
-
-
-def known_segments(
-    patterns: Iterable[str], folder: Path, before: float | None = None
-) -> frozenset[tuple[str, int]]:
-    """Return this user's matching files by name and inode, created before ``before``.
-
-    Args:
-        patterns: name patterns.
-        folder: the folder of shared memory.
-        before: Unix seconds; None for now.
-    """
-    found = (
-        segment
-        for segment in _segments(patterns, folder)
-        if before is None or segment.made_at < before
-    )
-    return frozenset((segment.name, segment.inode) for segment in found)
-
-
-def segments_since(
-    before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path
-) -> tuple[SharedMemoryFile, ...]:
-    """Return new segments that no process has open or mapped, largest first."""
-    new = [
-        segment
-        for segment in _segments(patterns, folder)
-        if (segment.name, segment.inode) not in before
-    ]
-    if not new:
-        return ()
-    from oomguard.analyst.listeners import files_in_use
-
-    used = files_in_use(str(folder / segment.name) for segment in new)
-    left = [segment for segment in new if str(folder / segment.name) not in used]
-    return tuple(sorted(left, key=lambda segment: (-segment.bytes, segment.name)))
-
-
-def _segments(patterns: Iterable[str], folder: Path) -> Iterator[SharedMemoryFile]:
-    wanted = tuple(patterns)
-    try:
-        if wanted:
-            entries = list(os.scandir(folder))
-        else:
-            entries = []
-    except OSError:
-        return
-    for entry in entries:
-        if not any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in wanted):
-            continue
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            continue
-        if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
-            yield SharedMemoryFile(
-                entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES, status.st_ctime
-            )
-
-
-def describe_segments(left: tuple[SharedMemoryFile, ...], folder: Path) -> dict[str, str]:
-    """Return the log fields about segments: their sizes, and the command that removes them."""
-    shown = left[:_SHOWN]
-    if len(left) > len(shown):
-        more = f", {len(left) - len(shown)} more"
-    else:
-        more = ""
-    return {
-        "segments": ", ".join(f"{segment.name} ({format_gib(segment.bytes)})" for segment in shown)
-        + more,
-        "remove": shlex.join(["rm", *(str(folder / segment.name) for segment in shown)]),
-    }
-
 
 # An attempt that failed sooner than this did not serve. kubelet also forgets restarts after ten
 # minutes.
@@ -439,7 +345,6 @@ class RestartGate:
         engine: the launcher.
         stopped: whether a signal asked to stop, which ends every wait; also an attribute.
         next_command: returns the command with the next patches, to paste.
-        shared_memory: the folder of shared memory.
     """
 
     def __init__(
@@ -448,19 +353,16 @@ class RestartGate:
         engine: Launcher,
         stopped: Callable[[], bool],
         next_command: Callable[[], str],
-        shared_memory: Path = FOLDER,
     ) -> None:
         self._ledger = ledger
         self._engine = engine
         self.stopped = stopped
         self._next_command = next_command
-        self._shared_memory = shared_memory
         self._budget = RateLimit(ledger.policy.max_per_hour)
         self._loop: CrashLoop | None = None
         # The state of the machine when the current attempt began.
         self._began_s = 0.0
         self._devices: Mapping[int, Device] = {}
-        self._segments: frozenset[tuple[str, int]] = frozenset()
         self._had_socket = False
 
     def begins(self, launch: Launch, began_at: float | None = None) -> None:
@@ -477,8 +379,6 @@ class RestartGate:
         else:
             path = address.path
         self._had_socket = path is not None and _is_older(path, began_at)
-        names = shared_memory_names(self._engine.NAME)
-        self._segments = known_segments(names, self._shared_memory, began_at)
         self._devices = memory_wait.devices_by_index()
         self._began_s = time.monotonic()
 
@@ -589,11 +489,6 @@ class RestartGate:
         held = memory_wait.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
             log.warning("Memory is still in use after the failed attempt", held=held)
-        names = shared_memory_names(self._engine.NAME)
-        left = segments_since(self._segments, names, self._shared_memory)
-        if left:
-            what = describe_segments(left, self._shared_memory)
-            log.warning("The failed attempt may have left shared memory behind", **what)
 
     def _is_address_free(self, launch: Launch) -> bool:
         address = address_of(innermost_command(launch.argv), self._engine.NAME)

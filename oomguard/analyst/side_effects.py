@@ -15,7 +15,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -276,80 +276,44 @@ def _open_now() -> frozenset[Identity]:
 MOST: Final = 1000
 # A line that spans two slots is joined from this much of the first slot.
 _SEAM_BYTES: Final = 4096
-_STEP_BYTES: Final = 1 << 16
 
 
-@dataclass(slots=True)
-class ServedRequests:
-    """Count request lines slot by slot, after the command has ended."""
+def served_requests(recording: RecordedOutput) -> int | None:
+    """Return the least number of served requests, 0 if no line of the output reports any.
 
-    _counts: dict[bytes, int] = field(default_factory=dict)
-    _some: bool = False
-    _taken: set[int] = field(default_factory=set)
-    _ends: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int | None:
-        """The minimum number of served requests, 0 if no line reports any.
-
-        None if there were some, but no line shows how many.
-        """
-        # two kinds of lines may report the same request
-        most = max(self._counts.values(), default=0)
-        return most or (None if self._some else 0)
-
-    def take(self, number: int, parts: Mapping[int, bytes]) -> None:
-        """Count in one slot; ``parts`` is the output of each stream in it."""
-        self._taken.add(number)
-        for stream, data in parts.items():
-            before, seam = self._ends.pop(stream, (-2, b""))
-            first = data.find(b"\n") + 1
-            whole = data.rfind(b"\n") + 1
-            if before == number - 1:
-                self._count(seam + data[: first or None], 0, len(seam) + first)
-            else:
-                first = 0
-                seam = b""
-            self._count(data, first, whole)
-            end = data[max(whole, len(data) - _SEAM_BYTES) :]
-            self._ends[stream] = number, end if whole else (seam + end)[-_SEAM_BYTES:]
-
-    def take_rest(self, recording: RecordedOutput) -> None:
-        """Count in the remaining recorded slots."""
-        for part in recording.kept():
-            if isinstance(part, Slot) and part.number not in self._taken:
-                self.take(part.number, recording.read(part))
-        for _, end in self._ends.values():
-            self._count(end, 0, len(end))
-        self._ends.clear()
-
-    def _count(self, data: bytes, start: int, stop: int) -> None:
-        """Count in whole lines, a few at a time.
-
-        The copying thread needs the interpreter in between.
-        """
-        while start < stop:
-            reach = min(stop, start + _STEP_BYTES)
-            end = data.rfind(b"\n", start, reach) + 1 or data.find(b"\n", reach, stop) + 1 or stop
-            for line in engine_effects().requests:
-                so_far = self._counts.get(line.anchor, 0)
-                if (
-                    so_far < MOST
-                    and (line.counts or not self._some)
-                    and data.find(line.anchor, start, end) >= 0
-                ):
-                    found = _requests(line, data, start, end, MOST - so_far)
-                    if line.counts:
-                        self._counts[line.anchor] = so_far + found
-                    else:
-                        self._some = self._some or found > 0
-            start = end
-            time.sleep(0)
+    None if there were some, but no line shows how many.
+    """
+    counts: dict[bytes, int] = {}
+    ends: dict[int, bytes] = {}
+    for part in recording.kept():
+        if not isinstance(part, Slot):
+            ends.clear()
+            continue
+        for stream, data in recording.read(part).items():
+            text = ends.get(stream, b"") + data
+            whole = text.rfind(b"\n") + 1
+            ends[stream] = text[whole:][-_SEAM_BYTES:]
+            _count(text[:whole], counts)
+    for end in ends.values():
+        _count(end, counts)
+    of_lines = [counts.get(line.anchor, 0) for line in engine_effects().requests if line.counts]
+    # two kinds of lines may report the same request
+    most = max(of_lines, default=0)
+    if not most and any(counts.values()):
+        return None
+    return most
 
 
-def _requests(line: RequestLine, data: bytes, start: int, stop: int, most: int) -> int:
+def _count(text: bytes, counts: dict[bytes, int]) -> None:
+    for line in engine_effects().requests:
+        so_far = counts.get(line.anchor, 0)
+        if so_far < MOST and line.anchor in text:
+            counts[line.anchor] = so_far + _requests(line, text, MOST - so_far)
+
+
+def _requests(line: RequestLine, text: bytes, most: int) -> int:
     found = 0
-    for match in line.pattern.finditer(data, start, stop):
+    for match in line.pattern.finditer(text):
         path = match.groupdict().get("path")
         found += path is None or path.rstrip(b"/") not in engine_effects().not_requests
         if found >= most:
@@ -482,7 +446,7 @@ class SideEffects:
     def excuse(self) -> str:
         """Return why the command may run again nevertheless."""
         if not self.were_seen:
-            return "oomguard detected no written files"
+            return "oomguard saw no file being written"
         if self.is_server:
             return "a restarted server does not repeat requests"
         return "--idempotent permits repeating its side effects"
@@ -530,12 +494,12 @@ class SideEffectMonitor:
         self._launch = Launch(())
         self._since_ns = 0
         self._files: tuple[tuple[int, int, str], ...] | None = None
-        self._served: ServedRequests | None = None
+        self._requests: int | None = 0
 
     def begins(self, launch: Launch) -> None:
         """Record the attempt that begins."""
         self._launch = launch
-        self._served = None
+        self._requests = 0
         self._files = None
 
     def ended(self, files: tuple[tuple[int, int, str], ...], since_ns: int) -> None:
@@ -545,7 +509,7 @@ class SideEffectMonitor:
 
     def read(self, recording: RecordedOutput) -> None:
         """Count requests in the recorded output."""
-        self._requests().take_rest(recording)
+        self._requests = served_requests(recording)
 
     def permits_another(
         self, incident: Incident | None, again: str, *, dry_run: bool = False
@@ -576,10 +540,10 @@ class SideEffectMonitor:
             write(f"{would}, because it would repeat its side effects", **failed)
         else:
             if dry_run:
-                begins = "Dry run: the command would run again from the beginning"
+                begins = "Dry run: the command could run again"
             else:
-                begins = "The command may run again from the beginning"
-            write(f"{begins}; {seen.excuse()}", **failed)
+                begins = "The command can run again"
+            write(f"{begins}, because {seen.excuse()}", **failed)
         for event, fields in seen.events():
             write(event, **fields)
         if refused:
@@ -622,17 +586,12 @@ class SideEffectMonitor:
                 )
             ),
             tuple(path for path in changed if not is_journal_file(path)),
-            self._requests().count,
+            self._requests,
             server,
         )
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self._launch.env}
-
-    def _requests(self) -> ServedRequests:
-        if self._served is None:
-            self._served = ServedRequests()
-        return self._served
 
 
 def _when(incident: Incident) -> dict[str, str]:

@@ -13,12 +13,11 @@ from oomguard.cli.options import F
 from oomguard.core.extensions import extension
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook
+    from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment
     from oomguard.analyst.attempt_loop import AttemptLoop
     from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import Link, ReceivedSignals
     from oomguard.analyst.outcome import Outcome, TerminationReason
-    from oomguard.analyst.placed_runs import DeviceAssignment
     from oomguard.core.incident import Patch
     from oomguard.engines.command import Launch
     from oomguard.remedy.policy import Policy
@@ -152,7 +151,7 @@ class NoCluster:
 
     def assign_devices(self) -> DeviceAssignment:
         """Return an assignment that leaves the devices as they are."""
-        from oomguard.analyst.placed_runs import NoPlacement
+        from oomguard.analyst.attempt_hooks import NoPlacement
 
         return NoPlacement()
 

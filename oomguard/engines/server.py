@@ -97,12 +97,6 @@ def flag_value(words: tuple[str, ...], flag: str) -> str | None:
     return value
 
 
-def shared_memory_names(engine: str) -> tuple[str, ...]:
-    """Return the shell patterns for the names of the engine's shared memory."""
-    row: Mapping[str, Any] = table_of(engine, "shared_memory")
-    return tuple(row.get("names", ()))
-
-
 # engines/<folder>/serving.toml says how an engine's server reports its state.
 
 

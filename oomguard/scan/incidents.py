@@ -60,6 +60,9 @@ def _is_of(rank: str, text: str) -> bool:
 
 
 MAX_INCIDENTS = 1000
+# A server that catches each failure prints one wording with ever new numbers. The first failures of
+# a wording and its newest one are kept, and the others are counted.
+MAX_ALIKE = 50
 # Within this many lines a message with fewer numbers repeats the same failure, and a wrapper
 # describes its cause.
 FOLD_LINES = 400
@@ -108,7 +111,7 @@ def _telling(hit: Hit) -> Telling:
     return hit.wording.anchor, frozenset(hit.facts)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ScannedIncident:
     """Hold one incident during the scan.
 
@@ -158,11 +161,14 @@ class ScannedIncident:
 class ScannedIncidents:
     """Hold all incidents of one input in order of time.
 
-    ``clock`` returns the time of the current line.
+    ``clock`` returns the time of the current line. ``counted`` is the number of failures that were
+    not kept, because many of their wording were.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.all: list[ScannedIncident] = []
+        self.counted = 0
+        self._alike: dict[tuple[int, str | None, Telling], list[ScannedIncident]] = {}
         self._clock = clock
 
     def take(
@@ -192,6 +198,10 @@ class ScannedIncidents:
         if inner is not None:
             self._wrap(inner, hit, facts, evidence, line)
             return None
+        alike = self._alike.setdefault((context.number, process, _telling(hit)), [])
+        if len(alike) >= MAX_ALIKE:
+            self.all.remove(alike.pop())
+            self.counted += 1
         if len(self.all) >= MAX_INCIDENTS:
             return None
         incident = Incident(
@@ -218,6 +228,7 @@ class ScannedIncidents:
             tellings={_telling(hit)},
         )
         self.all.append(found)
+        alike.append(found)
         context.failed = True
         return found
 

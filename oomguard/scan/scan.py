@@ -46,7 +46,7 @@ from oomguard.scan.effective_settings import (
 from oomguard.scan.engine_errors import EngineErrors
 from oomguard.scan.exceptions import UserFrames
 from oomguard.scan.generic_failures import Unrecognized
-from oomguard.scan.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
+from oomguard.scan.incidents import ScannedIncident, ScannedIncidents
 from oomguard.scan.log_prefixes import TRACEBACK, PlainLine, excludes_failure, peel, words_of
 from oomguard.scan.pattern_search import (
     Candidate,
@@ -590,7 +590,7 @@ MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
 _FINDER_AFTER: Final = 4000  # lines until the search for all anchors pays off
 _OUT_OF_TIME: Final = "exceeded its time limit, so oomguard skipped it"
-__all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
+__all__ = ["MAX_EVIDENCE_CHARS", "Scanner", "scan"]
 
 
 @dataclass(slots=True)
@@ -960,13 +960,10 @@ class Scanner:
             start for c in self._contexts if (start := complete_start(c, given)) is not None
         )
         notes += () if kept else self._own.note
-        if self._repeats and kept:
-            notes += (
-                (
-                    f"{self._repeats:,} more lines repeat the same messages; oomguard "
-                    "counted them but did not read them"
-                ),
-            )
+        repeats = self._repeats + self.found.counted
+        if repeats and kept:
+            more = f"{repeats:,} more lines repeat these messages, often with other numbers"
+            notes += (f"{more}; oomguard only counted them",)
         several = len({context.service for context in self._contexts}) > 1
         incidents = tuple(
             complete_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several)

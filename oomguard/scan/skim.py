@@ -24,13 +24,12 @@ from oomguard.scan.source import Line, LineSplitter, encoding_of, read_lines
 
 # The number of lines to read per shape, because hundreds of processes or restarts differ in numbers
 # only. A later run of repeats is read at its beginning and end to this extent.
-KEPT: Final = 600
+KEPT: Final = 300
 EDGE: Final = 10
 LEAST_RUN: Final = 120
 _MOST_SHAPES: Final = 20_000
-# Numbers and identifiers differ between repeats.
+# Numbers and identifiers differ between repeats, in length too.
 _DIGITS: Final = b"0123456789abcdef"
-_SHAPE: Final = bytes(ord("0") if byte in _DIGITS else byte for byte in range(256))
 
 
 class Repeats:
@@ -54,10 +53,11 @@ class Repeats:
         begin = -1
         number = 0
         at = 0
-        for line in data.translate(_SHAPE).split(b"\n"):
+        shapes = data.translate(None, _DIGITS).split(b"\n")
+        for line, shape in zip(data.split(b"\n"), shapes, strict=True):
             at += len(line) + 1
             starts.append(at)
-            seen = counts[line] = counts.get(line, 0) + 1
+            seen = counts[shape] = counts.get(shape, 0) + 1
             if seen <= KEPT:
                 if 0 <= begin < number - LEAST_RUN:
                     found.append((starts[begin + EDGE], starts[number - EDGE]))
@@ -292,7 +292,7 @@ def _block(
         if start > done:
             before = place.line
             _count(block, done, start, place)
-            if any(done <= begin < start for begin, _ in dropped):
+            if any(begin < start and done < behind for begin, behind in dropped):
                 left_out = place.line - before
             else:
                 left_out = 0

@@ -142,7 +142,7 @@ class HostMemory:
         self._meminfo = _opened(f"{root}/proc/meminfo")
         self._pressure = _opened(f"{root}/proc/pressure/memory")
         self._groups = []
-        for folder, version in _group_folders(root):
+        for folder, version in group_folders(root):
             group = _Group(folder, version=version)
             if group.limit_bytes() is not None:
                 self._groups.append(group)
@@ -177,7 +177,7 @@ def _stalled_ratio(text: bytes) -> float:
         return 0.0
 
 
-def _group_folders(root: str) -> Iterator[tuple[str, int]]:
+def group_folders(root: str = "") -> Iterator[tuple[str, int]]:
     """Yield the folders of our memory controller from the group up to the mount point."""
     with contextlib.suppress(OSError, ValueError):
         listed = tree.read_file(f"{root}/proc/self/cgroup").decode("utf-8", "replace")

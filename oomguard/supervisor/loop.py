@@ -14,18 +14,19 @@ from typing import Any, Final, NamedTuple
 from oomguard.supervisor import analyst_process, tree
 from oomguard.supervisor.analyst_process import AnalystProcess
 from oomguard.supervisor.failsafe import PROGRESS, beat
-from oomguard.supervisor.host_memory import HostWatch, unshield
+from oomguard.supervisor.host_memory import HostWatch, group_folders, unshield
 from oomguard.supervisor.messages import Messages, write_line
 from oomguard.supervisor.open_files import OpenFiles, now_ns
 from oomguard.supervisor.options import read_options
-from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.output_buffer import OutputBuffer, temporary_folders
 from oomguard.supervisor.process import Command, Exit, NotStartedError, run_once
 from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput, Tee
 
-# At first the command has the machine to itself. A quick success needs no analyst.
-ANALYST_AFTER_S: Final = 0.5
+# At first the command has the machine to itself, because the analyst's start takes a second of
+# processor time. A quick success needs no analyst.
+ANALYST_AFTER_S: Final = 2.0
 # Status of a run whose command exits with 0 although its engine died or its output was lost.
 FAILED_STATUS: Final = 1
 _BY_CAUSE: Final = frozenset({90, 91, 92})
@@ -326,13 +327,11 @@ class Supervisor:
         """
         if not self._buffer.size:
             return None
-        # a new file
-        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        for folder in temporary_folders():
             path = f"{folder}/oomguard-output-{os.getpid()}-{self._number}.log"
             with contextlib.suppress(OSError, ValueError):
-                if folder.startswith("/"):
-                    self._buffer.copy_to(path)
-                    return path
+                self._buffer.copy_to(path)
+                return path
         return None
 
     def _answer(self) -> NextStep | None:
@@ -452,15 +451,13 @@ class Supervisor:
 
     def _make_session(self) -> None:
         """Create the folder of this run. The reaper removes it, however oomguard ends."""
-        # a new folder
-        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        for folder in temporary_folders():
             path = f"{folder}/oomguard-{os.urandom(16).hex()}"
             with contextlib.suppress(OSError, ValueError):
-                if folder.startswith("/"):
-                    self._signals.reaper.remove_at_end(path)
-                    os.mkdir(path, 0o700)
-                    self._session = PROGRESS.folder = path
-                    return
+                self._signals.reaper.remove_at_end(path)
+                os.mkdir(path, 0o700)
+                self._session = PROGRESS.folder = path
+                return
 
     def _plugin_variables(self) -> dict[str, str]:
         """Return the variables for oomguard's plugin in a vLLM engine of the command."""
@@ -506,23 +503,9 @@ def _memory_kills() -> int | None:
 
     None if the kernel does not report it.
     """
-    try:
-        groups = [
-            line.split(":", 2) for line in tree.read_file("/proc/self/cgroup").decode().splitlines()
-        ]
-    except (OSError, ValueError):
-        return None
-    for _, controllers, path in (group for group in groups if len(group) == 3):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        if controllers:
-            mount = "/sys/fs/cgroup/memory"
-        else:
-            mount = "/sys/fs/cgroup"
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts), -1, -1):
-            for name in _MEMORY_EVENTS:
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    text = tree.read_file("/".join((mount, *parts[:depth], name))).decode()
-                    return int(text.partition("oom_kill ")[2].split()[0])
+    for folder, _ in group_folders():
+        for name in _MEMORY_EVENTS:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = tree.read_file(f"{folder}/{name}").decode()
+                return int(text.partition("oom_kill ")[2].split()[0])
     return None

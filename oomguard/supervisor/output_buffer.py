@@ -401,11 +401,16 @@ class OutputBuffer(RecordedOutput):
         )
 
 
+def temporary_folders() -> list[str]:
+    """Return the folders for temporary files, the user's own first."""
+    # each file there is new
+    folders = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
+    return [folder for folder in folders if folder.startswith("/")]
+
+
 def unlinked_file() -> int:
     """Open a file without a name in a temporary folder, or in memory if none is writable."""
-    # the file has no name there
-    for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+    for folder in temporary_folders():
         with contextlib.suppress(OSError, ValueError):
-            if folder.startswith("/"):
-                return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)
     return os.memfd_create("oomguard")

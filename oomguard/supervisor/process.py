@@ -333,9 +333,7 @@ def _terminal(signals: SignalForwarder, messages: Messages) -> TerminalJob | Non
     if shown is None:
         return None
     try:
-        return TerminalJob(
-            shown, signals.reaper, signals.typed, signals.be_patient, signals.lasting
-        )
+        return TerminalJob(shown, signals.reaper, signals.typed, signals.be_patient)
     except OSError as error:
         reason = error.strerror or str(error)
         messages.say(

@@ -23,7 +23,6 @@ from oomguard.supervisor.signal_sets import (
     ignored_signals,
 )
 from oomguard.supervisor.terminal import TerminalJob
-from oomguard.supervisor.terminal_modes import PersistentModes
 
 
 class StopKeyCounter:
@@ -77,7 +76,6 @@ class SignalForwarder:
         last_stop_s: when the last stop came, on the monotonic clock.
         stopped_between_runs: whether it came while no command was running.
         was_typed: whether a stop came from a key of the terminal.
-        lasting: terminal settings that outlive the command; applied at the end.
         on_stop: called at the first stop by the reading thread, so it must not wait.
         reaper: starts the command, and stops it if oomguard is killed; exists while entered.
     """
@@ -92,7 +90,6 @@ class SignalForwarder:
         self.stopped_between_runs = False
         self.was_typed = False
         self.on_stop: Callable[[], None] = lambda: None
-        self.lasting = PersistentModes()
         self._keys = StopKeyCounter()
         self._closed = closed
         self._runs = False
@@ -133,7 +130,6 @@ class SignalForwarder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.lasting.apply()
         self._leaving = True
         self._wake()
         self._thread.join()

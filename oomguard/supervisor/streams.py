@@ -213,9 +213,11 @@ class Tee:
         os.set_blocking(fd, False)
         from_pipe = _is(fd, stat.S_ISFIFO)
         to_pipe = _is(sink_fd, stat.S_ISFIFO)
+        between_pipes = from_pipe and to_pipe and self._tee is not None
         if from_pipe:
             resize(fd, CHUNK_BYTES)  # so that the child waits for us less often
-        between_pipes = from_pipe and to_pipe and self._tee is not None
+        if between_pipes:
+            resize(sink_fd, CHUNK_BYTES)  # and each step copies more
         discards = from_pipe and _discards(sink_fd)
         stream = _Stream(source, sink_fd, line_ends)
         stream.between_pipes = between_pipes

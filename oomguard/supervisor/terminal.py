@@ -28,29 +28,19 @@ from oomguard.supervisor.streams import Tee
 from oomguard.supervisor.terminal_modes import (
     LineEnds,
     Modes,
-    PersistentModes,
-    TerminalChanges,
     echo_bytes,
     end_of_file,
     for_background,
     is_same,
     keys_ahead,
-    left_unread,
-    may_type_back,
     raw,
     read_modes,
     set_modes,
     stop_keys,
-    type_back,
     typed_ahead,
-    unseen,
 )
 
 _SIZE: Final = struct.Struct("HHHH")
-_TIOCGPTPEER: Final = 0x5441  # asm-generic/ioctls.h
-# A terminal always accepts this many bytes, within this time even on a busy machine.
-_UNSEEN_BYTES: Final = 4000
-_UNSEEN_S: Final = 1.0
 
 
 class PseudoTerminal:
@@ -94,64 +84,6 @@ class PseudoTerminal:
             set_modes(self.ours, modes)
             self._given = self.modes
 
-    def type_unseen(self, data: bytes) -> int:
-        """Type bytes that the user has seen, so that they are not echoed again.
-
-        Used for a command that has not begun or is stopped, because it would see other modes than
-        its own. The terminal processes typed bytes with a delay. So a stop and a start of the
-        output follow, which the terminal reports.
-
-        Returns:
-            The number of typed bytes.
-        """
-        modes = self.modes
-        if modes is None or not 0 < len(data) <= _UNSEEN_BYTES:
-            return 0
-        others = (bytes([n]) for n in range(1, 256) if n not in data and bytes([n]) not in modes[6])
-        stop = next(others, b"")
-        start = next(others, b"")
-        if not start:
-            return 0
-        set_modes(self.ours, unseen(modes, (stop, start)))
-        try:
-            self._report_flow(enabled=True)
-            count = os.write(self.ours, data + stop + start)
-            self._wait_for_flow()
-        except OSError:  # no space at all
-            return 0
-        finally:
-            self._report_flow(enabled=False)
-            set_modes(self.ours, modes)
-        return min(count, len(data))
-
-    def _report_flow(self, *, enabled: bool) -> None:
-        fcntl.ioctl(self.ours, termios.TIOCPKT, struct.pack("i", enabled))
-
-    def _wait_for_flow(self) -> None:
-        poll = select.poll()
-        until_s = time.monotonic() + _UNSEEN_S
-        poll.register(self.ours, select.POLLPRI)
-        while (
-            not poll.poll(0) and time.monotonic() < until_s
-        ):  # the kernel wakes nobody who waits only for this
-            time.sleep(0.0005)
-
-    def unread(self, end: bytes) -> bytes:
-        """Return typed but unread bytes after the command's end, with ``end`` for each Ctrl-D."""
-        modes = self.modes
-        try:
-            theirs = fcntl.ioctl(
-                self.ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-            )
-        except OSError:
-            return b""
-        try:
-            if modes is not None:
-                return left_unread(theirs, modes, end)
-            return b""
-        finally:
-            os.close(theirs)
-
     def copy_size(self) -> bool:
         """Copy a changed size of the user's window; return whether the command is notified."""
         with self._closing, contextlib.suppress(OSError):
@@ -162,21 +94,6 @@ class PseudoTerminal:
                 fcntl.ioctl(self.ours, termios.TIOCSWINSZ, wanted)
                 return wanted != before
         return False
-
-    def was_set(self) -> TerminalChanges | None:
-        """Return the settings that the command changed and left; None without any."""
-        modes = self.modes
-        other = None
-        # no change of the user's size is in progress
-        with self._closing, contextlib.suppress(OSError):
-            size = _size(self.ours)
-            if size != self._size:
-                other = size
-            else:
-                other = None
-        if modes is None or self._given is None or (modes == self._given and other is None):
-            return None
-        return TerminalChanges(self._given, modes, other)
 
     def close_theirs(self) -> None:
         """Close our copy of the command's end."""
@@ -299,50 +216,11 @@ class OwnTerminal:
         self._set(modes, raw(modes, adds_returns=not self._alone))
         return typed + keys_ahead(self.fd)
 
-    def print_as(self, *, adds_returns: bool) -> None:
-        """Add carriage returns for the rest of our job while the command's terminal adds them."""
-        if self._saved is not None and not self._alone:
-            wanted = raw(self._saved, adds_returns=adds_returns)
-            if self._raw is not None and not is_same(wanted, self._raw):
-                self._set(self._saved, wanted)
-
     def _set(self, saved: Modes, wanted: Modes) -> None:
         self._saved = saved
         self._raw = wanted
         self._reaper.back_up_terminal(self.fd, saved, wanted)
         set_modes(self.fd, wanted)
-
-    @property
-    def end_of_file(self) -> bytes:
-        """The bytes of Ctrl-D on the user's terminal."""
-        return end_of_file(self._saved)
-
-    def type_back(self, seen: bytes, keys: bytes) -> None:
-        """Type unread bytes back for the next reader, as long as the terminal is raw.
-
-        Args:
-            seen: bytes that must not be echoed again.
-            keys: bytes that no program has processed yet.
-        """
-        modes = read_modes(self.fd)
-        if (
-            self._saved is None
-            or self._raw is None
-            or modes is None
-            or not is_same(modes, self._raw)
-        ):
-            return
-        if not may_type_back():
-            return
-        keys += keys_ahead(self.fd)
-        self._set(self._saved, unseen(self._saved))
-        keys += keys_ahead(
-            self.fd
-        )  # bytes that came between the two; nothing comes before the bytes typed back
-        type_back(self.fd, seen)
-        if keys:
-            self._set(self._saved, self._saved)
-            type_back(self.fd, keys)
 
     def give_back(self) -> None:
         """Restore it, unless another program has set it since."""
@@ -403,8 +281,6 @@ def _stop_group(number: int, job_signals: SimpleQueue[int]) -> int | None:
 _TYPED_BYTES: Final = 4096
 # Output from before a stop is shown first, for at most this long.
 _SHOW_S: Final = 1.0
-# The reaper releases a terminal just before it reports the command's end.
-_EXIT_REPORT_S: Final = 1.0
 # The command wants the terminal but is not in its foreground.
 _WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
 
@@ -417,7 +293,6 @@ class TerminalJob:
         reaper: starts and continues the command.
         on_stop_keys: receives the signals of the user's stop keys, and the length of their echo.
         on_typed: called when something else was typed.
-        lasting: keeps the command's terminal settings if it ends on its own.
 
     Raises:
         OSError: if no pseudo-terminal is available.
@@ -429,13 +304,11 @@ class TerminalJob:
         reaper: Reaper,
         on_stop_keys: Callable[[list[int], int], None],
         on_typed: Callable[[], None],
-        lasting: PersistentModes,
     ) -> None:
         self._shown = shown
         self._reaper = reaper
         self._on_stop_keys = on_stop_keys
         self._on_typed = on_typed
-        self._lasting = lasting
         self._pseudo = PseudoTerminal(shown.output)
         self._own: OwnTerminal | None = None
         self._tee: Tee | None = None
@@ -458,17 +331,12 @@ class TerminalJob:
     def begin(self) -> ChildTerminal:
         """Take the terminal if the command is to have it; return the command's terminal."""
         own = self._own
-        self._lasting.note(None)
         modes = read_modes(self._shown.output)
         pseudo = self._pseudo.modes
         if modes is not None and pseudo is not None:
             in_front = own is None or own.is_foreground()
             self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
         self._holds = own is not None and own.is_foreground() and self._wants
-        if (
-            own is not None and self._holds and may_type_back()
-        ):  # if the command cannot start, the shell gets it back
-            self._take(own, stands_still=True)
         return ChildTerminal(
             self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds
         )
@@ -481,7 +349,7 @@ class TerminalJob:
         tee.add(
             source,
             self._shown.output,
-            LineEnds(self._pseudo.ours, self._shown.output, self._print_as),
+            LineEnds(self._pseudo.ours, self._shown.output),
         )
         self._tee = tee
         PROGRESS.outputs[self._pseudo.ours] = self._shown.output
@@ -536,13 +404,8 @@ class TerminalJob:
         return False
 
     def give_back(self) -> None:
-        """Stop passing on; restore the user's terminal with the unread input."""
-        if self._own is not None and self._holds and self._own.is_foreground():
-            status = self._reaper.exit_status(_EXIT_REPORT_S)
-            if status is not None and os.WIFEXITED(status):
-                self._lasting.note(self._pseudo.was_set())
-            self._own.type_back(self._pseudo.unread(self._own.end_of_file), self._typed)
-            self._typed = b""
+        """Stop passing on; restore the user's terminal."""
+        self._typed = b""
         self._let_go()
         self._tee = None
 
@@ -581,16 +444,12 @@ class TerminalJob:
         """Put the command in the foreground, and make the user's terminal raw."""
         if (modes := read_modes(own.fd)) is not None:
             self._pseudo.begin_as(modes)
-        self._take(own, stands_still=self._stopped is not None)
+        self._take(own)
         self._holds = self._wants = True
         self._stopped = None
         self._pseudo.copy_size()
         self._resume_typing()
         self._reaper.resume(in_front=True)
-
-    def _print_as(self, adds_returns: bool) -> None:
-        if self._holds and self._own is not None:
-            self._own.print_as(adds_returns=adds_returns)
 
     def _let_go(self) -> None:
         self._holds = False
@@ -604,14 +463,9 @@ class TerminalJob:
         else:
             self.tick()
 
-    def _take(self, own: OwnTerminal, *, stands_still: bool = False) -> None:
+    def _take(self, own: OwnTerminal) -> None:
         """Make the user's terminal raw; bytes typed before belong to the command."""
-        typed = own.take(end_of_file(self._pseudo.modes))
-        if stands_still and not self._typed:
-            count = self._pseudo.type_unseen(typed)
-        else:
-            count = 0
-        self._typed += typed[count:]
+        self._typed += own.take(end_of_file(self._pseudo.modes))
 
     def _resume_typing(self) -> None:
         if self._typed and self._pseudo.ours not in self._watched:

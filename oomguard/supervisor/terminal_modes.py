@@ -1,15 +1,13 @@
-"""Read and set terminal modes: raw mode, typed-ahead input, lasting changes, line ends."""
+"""Read and set terminal modes: raw mode, typed-ahead input, line ends."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
 import termios
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 # As in termios: iflag, oflag, cflag, lflag, two speeds, the characters.
 Modes = list[Any]
@@ -26,7 +24,6 @@ _IN: Final = (
 )
 _LOCAL: Final = termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
 _RETURNS: Final = termios.OPOST | termios.ONLCR
-_EDITING: Final = (termios.VERASE, termios.VKILL, termios.VWERASE, termios.VREPRINT, termios.VLNEXT)
 _KEYS: Final = {termios.VINTR: signal.SIGINT, termios.VQUIT: signal.SIGQUIT}
 _NO_KEY: Final = b"\0"  # turns a character off
 
@@ -63,29 +60,6 @@ def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
         out_speed,
         changed,
     ]
-
-
-def without_lines(modes: Modes) -> Modes:
-    """Return modes in which every key is delivered at once."""
-    characters = list(modes[6])
-    characters[termios.VMIN], characters[termios.VTIME] = 1, 0
-    return [*modes[:3], modes[3] & ~termios.ICANON, *modes[4:6], characters]
-
-
-def unseen(modes: Modes, flow: tuple[bytes, bytes] | None = None) -> Modes:
-    """Return modes without echo, line editing and special keys.
-
-    ``flow`` gives the two bytes that stop and start the output; None for none.
-    """
-    i = modes[0] & ~(termios.IXON | termios.IXANY)
-    characters = list(modes[6])
-    for at in _EDITING:
-        characters[at] = _NO_KEY
-    if flow is not None:
-        i |= termios.IXON
-        characters[termios.VSTOP], characters[termios.VSTART] = flow
-    local = modes[3] & ~(termios.ECHO | termios.ECHONL | termios.ISIG)
-    return [i, *modes[1:3], local, *modes[4:6], characters]
 
 
 def is_same(one: Modes, other: Modes) -> bool:
@@ -143,7 +117,6 @@ def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
 
 
 _LINE_BYTES: Final = 1 << 16
-_MAY_TYPE: Final = "/proc/sys/dev/tty/legacy_tiocsti"
 
 
 def end_of_file(modes: Modes | None) -> bytes:
@@ -182,89 +155,6 @@ def keys_ahead(fd: int) -> bytes:
     return found
 
 
-def left_unread(fd: int, modes: Modes, end: bytes) -> bytes:
-    """Read everything that waits in a terminal, which delivers each key afterwards."""
-    found = typed_ahead(fd, modes, end)
-    set_modes(fd, without_lines(modes))
-    return found + keys_ahead(fd)
-
-
-def may_type_back() -> bool:
-    """Return whether the kernel lets a process type into its own terminal, as far as it says."""
-    try:
-        with open(_MAY_TYPE, encoding="ascii") as file:
-            return file.read().strip() != "0"
-    except OSError:  # an older kernel, which always does
-        return True
-
-
-def type_back(fd: int, data: bytes) -> None:
-    """Type into our own terminal for the next reader; bytes that the kernel refuses are lost."""
-    try:
-        for byte in data:
-            fcntl.ioctl(fd, termios.TIOCSTI, bytes([byte]))
-    except OSError:
-        return
-
-
-class TerminalChanges(NamedTuple):
-    """Describe the terminal settings that a command changed.
-
-    Attributes:
-        given: the modes at its start.
-        left: the modes at its end.
-        size: the window size that it set; None if it did not.
-    """
-
-    given: Modes
-    left: Modes
-    size: bytes | None
-
-    def on(self, modes: Modes) -> Modes:
-        """Return modes with these changes applied."""
-        flags = [
-            m ^ ((m ^ left) & (given ^ left))
-            for m, given, left in zip(modes[:4], self.given, self.left, strict=False)
-        ]
-        speeds = [
-            left if left != given else m
-            for m, given, left in zip(modes[4:6], self.given[4:], self.left[4:], strict=False)
-        ]
-        of_keys = zip(modes[6], self.given[6], self.left[6], strict=True)
-        return [*flags, *speeds, [left if left != given else m for m, given, left in of_keys]]
-
-
-class PersistentModes:
-    """Keep the command's terminal settings until the run's messages are printed."""
-
-    def __init__(self) -> None:
-        self._set: TerminalChanges | None = None
-
-    def note(self, what: TerminalChanges | None) -> None:
-        """Record the settings that the last attempt's command changed."""
-        self._set = what
-
-    def apply(self) -> None:
-        """Apply them to our controlling terminal, if we are in its foreground."""
-        if self._set is None:
-            return
-        with contextlib.suppress(OSError):
-            fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if os.tcgetpgrp(fd) == os.getpgrp():
-                    self._apply(fd, self._set)
-            finally:
-                os.close(fd)
-
-    @staticmethod
-    def _apply(fd: int, what: TerminalChanges) -> None:
-        modes = read_modes(fd)
-        if modes is not None and (wanted := what.on(modes)) != modes:
-            set_modes(fd, wanted)
-        if what.size is not None:
-            fcntl.ioctl(fd, termios.TIOCSWINSZ, what.size)
-
-
 # A carriage return and its newline come within microseconds; that of a progress bar comes alone.
 _PAIR_MS: Final = 2
 _RETURN: Final = ord("\r")
@@ -278,15 +168,11 @@ class LineEnds:
     Args:
         pseudo: our end of the pseudo-terminal.
         shown_on: the terminal that gets the output; it is not raw while another job is in front.
-        follow: called before any output with whether the pseudo-terminal adds carriage returns now.
     """
 
-    def __init__(
-        self, pseudo: int, shown_on: int, follow: Callable[[bool], None] = lambda _: None
-    ) -> None:
+    def __init__(self, pseudo: int, shown_on: int) -> None:
         self._pseudo = pseudo
         self._shown_on = shown_on
-        self._follow = follow
 
     def read_on(self, fd: int, buffer: memoryview, count: int) -> int:
         """Read more available bytes, and the newline that may follow a carriage return.
@@ -310,9 +196,7 @@ class LineEnds:
 
     def split(self, data: memoryview) -> tuple[memoryview, memoryview]:
         """Return the command's original output, and the bytes for the terminal that shows it."""
-        are_added = adds_returns(read_modes(self._pseudo))
-        self._follow(are_added)
-        if not are_added:
+        if not adds_returns(read_modes(self._pseudo)):
             return data, data
         printed = memoryview(bytes(data).replace(b"\r\n", b"\n"))
         return printed, printed if adds_returns(read_modes(self._shown_on)) else data

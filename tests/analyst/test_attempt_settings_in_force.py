@@ -101,19 +101,6 @@ def test_engines_final_arguments_show_a_lost_change():
     assert over.why == "the program's own code sets it"
 
 
-def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text("engine:\n  max_num_seqs: 256\n")
-    launch = Launch(("python", "s.py", "--job", str(path)))
-    over = find_ineffective_change(
-        attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256)
-    )
-    assert (
-        over.why
-        == f"the program's own code sets it; {path}, line 2, sets it as engine.max_num_seqs"
-    )
-
-
 @each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
 def test_arrived_or_rounded_change_does_not_count_as_lost(config):
     assert (

@@ -170,13 +170,11 @@ def said(monkeypatch):
     return told
 
 
-def failing(
-    ledger: Ledger, folder: Path, *flags: str, times: int = 2, **options: object
-) -> list[bool]:
+def failing(ledger: Ledger, folder: Path, *flags: str, times: int = 2) -> list[bool]:
     """Fail so often, each time after a thousandth of a second; return whether each failure led on."""
     launch = Launch(("vllm", "serve", "org/model", *(flags or ("--port", str(free_port())))))
     manners, led_on = (
-        RestartGate(ledger, vllm, lambda: False, lambda: "the next command", **options),
+        RestartGate(ledger, vllm, lambda: False, lambda: "the next command"),
         [],
     )
     for number in ledger.rounds():
@@ -210,19 +208,6 @@ def test_memory_that_is_still_held_is_told_and_the_run_goes_on(said, tmp_path, m
     monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, **_options: held)
     assert failing(Ledger(Policy()), tmp_path, times=1) == [True]
     assert said == [{"event": "Memory is still in use after the failed attempt", "held": held}]
-
-
-def test_shared_memory_that_was_left_behind_is_told(said, tmp_path, monkeypatch):
-    shm = tmp_path / "shm"
-    shm.mkdir()
-    monkeypatch.setattr(
-        memory_wait,
-        "wait_until_free",
-        lambda *_args, **_options: (shm / "psm_ab").write_text("x") and None,
-    )
-    assert failing(Ledger(Policy()), tmp_path, times=1, shared_memory=shm) == [True]
-    assert said[-1]["event"] == "The failed attempt may have left shared memory behind"
-    assert said[-1]["remove"] == f"rm {shm}/psm_ab"
 
 
 def test_socket_from_before_the_attempt_is_not_removed(said, tmp_path, unix_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from oomguard.engines.server import ListenAddress, address_of, shared_memory_names
+from oomguard.engines.server import ListenAddress, address_of
 
 
 def of(*argv: str) -> ListenAddress | None:
@@ -71,4 +71,3 @@ def test_of_an_engine_whose_file_says_nothing_nothing_is_known(subtests):
     for engine in ["sglang", "no such engine"]:
         with subtests.test(engine=engine):
             assert address_of(("vllm", "serve", "org/model"), engine) is None
-            assert shared_memory_names(engine) == ()

@@ -217,7 +217,7 @@ def test_nothing_is_folded_into_another_start(log):
 
 def test_the_number_of_incidents_is_bounded(log):
     for number in range(MAX_INCIDENTS + 10):
-        log.take(number, RANK, tried_bytes=number)
+        log.take(1000 * number, f"process {number}", tried_bytes=number)
 
     assert len(log.incidents) == MAX_INCIDENTS
 

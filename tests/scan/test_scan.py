@@ -15,7 +15,8 @@ from oomguard.diagnosis.diagnose import default_rules
 from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.rule_files import RuleSet
 from oomguard.rules.signature import Quotation, Signature, Wording
-from oomguard.scan.scan import MAX_EVIDENCE_CHARS, MAX_INCIDENTS, Scanner, scan
+from oomguard.scan.incidents import MAX_ALIKE
+from oomguard.scan.scan import MAX_EVIDENCE_CHARS, Scanner, scan
 from oomguard.scan.skim import Gap
 from oomguard.scan.source import Line, LineSplitter
 
@@ -432,12 +433,13 @@ def test_start_below_its_utilization_differs_from_a_healthy_one():
     assert only(look(HEALTHY, line)).kind == "startup_free_memory_below_utilization"
 
 
-def test_the_number_of_incidents_is_bounded():
-    many = "\n\n".join(
-        CUDA.replace("2.00 GiB", f"{size}.00 GiB") for size in range(1, MAX_INCIDENTS + 50)
-    )
+def test_first_failures_of_a_wording_and_the_newest_are_kept():
+    sizes = range(1, 2 * MAX_ALIKE)
+    diagnosis = look("\n\n".join(CUDA.replace("2.00 GiB", f"{size}.00 GiB") for size in sizes))
 
-    assert len(look(many).incidents) == MAX_INCIDENTS
+    tried = [incident.facts["tried_bytes"].value >> 30 for incident in diagnosis.incidents]
+    assert tried == [*range(1, MAX_ALIKE), sizes[-1]]
+    assert any(note.startswith(f"{MAX_ALIKE - 1} more lines") for note in diagnosis.notes)
 
 
 def test_what_was_last_seen_before_a_time_can_be_left_out():
@@ -542,7 +544,7 @@ def test_a_quotation_that_takes_too_long_is_left_out_and_noted(monkeypatch):
     )
     start = time.process_time()
 
-    log = [line for n in range(60) for line in (f"{'a' * 4000} boom {n}", "")]
+    log = [line for n in range(50) for line in (f"{'a' * 4000} boom {n}", "")]
     diagnosis = look(
         *log, rules=RuleSet((own,), (), (Quotation("slow one", slow, "before", (), ()),))
     )

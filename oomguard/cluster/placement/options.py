@@ -18,7 +18,7 @@ from oomguard.core.errors import UsageError
 DEVICES: Final = "Devices"
 
 if TYPE_CHECKING:
-    from oomguard.analyst.placed_runs import DeviceAssignment
+    from oomguard.analyst.attempt_hooks import DeviceAssignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PlacementOptions:
                     "--wait needs --gpus",
                     hint="oomguard run --gpus auto --wait 30m -- …",
                 )
-            from oomguard.analyst.placed_runs import NoPlacement
+            from oomguard.analyst.attempt_hooks import NoPlacement
 
             return NoPlacement()
         from oomguard.analyst.attempt_settings import DEVICE

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.analyst.refusals import OF_POLICY
+from oomguard.analyst.coordination import OF_POLICY
 from oomguard.analyst.side_effects import SideEffects
 from oomguard.cluster.ranks.clock import ClockOffset
 from oomguard.cluster.ranks.messages import Decision, RankEnd
@@ -141,11 +141,11 @@ def log_repeated_effects(ends: Mapping[int, RankEnd]) -> None:
     for rank, did in side_effects_by_rank(ends).items():
         if did.were_seen:
             any_seen = True
-            log.info(f"may run again from the beginning; {did.excuse()}", rank=rank)
+            log.info(f"The rank can run again, because {did.excuse()}", rank=rank)
             for event, fields in did.events():
                 log.info(event, rank=rank, **fields)
     if not any_seen:
-        log.info(f"may run again from the beginning; {SideEffects().excuse()}")
+        log.info(f"All ranks can run again, because {SideEffects().excuse()}")
 
 
 def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:

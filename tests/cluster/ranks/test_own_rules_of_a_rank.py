@@ -87,7 +87,7 @@ def test_rank_0_reports_the_relaunch_of_each_rank(job):
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert (
-        "oomguard: May run again from the beginning; --idempotent permits repeating its side effects: rank=0"
+        "oomguard: The rank can run again, because --idempotent permits repeating its side effects: rank=0"
         in ended[0][2]
     )
     assert "results.jsonl" in ended[0][2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.refusals import refusal_of
+from oomguard.analyst.attempt_loop import refusal_of
 from oomguard.cluster.ranks.decision import decide
 from oomguard.cluster.ranks.messages import RankEnd
 from oomguard.remedy.policy import Policy

@@ -1,4 +1,4 @@
-"""What a command sets on its terminal stays on its user's, as alone."""
+"""What a command sets on its terminal does not reach the user's terminal or the next attempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from support.driving import shell, sitting_at
+from support.driving import sitting_at
 from support.supervising import QUIET, RUN
 
 PY = sys.executable
@@ -17,31 +17,11 @@ SHOWS = "stty -a | tr '\\n' ' ' | sed s/^/MODES/; echo"
 KILL_STATUS = 128 + signal.SIGKILL
 
 
-def left_by(command: list[str], by: list[str], first: str = ":") -> tuple[bytes, bytes]:
-    """Return what ``stty`` shows before a command and after it."""
-    script = f"{first}; {SHOWS}; {shlex.join([*by, *command])}; {SHOWS}"
-    with sitting_at(["sh", "-c", script]) as terminal:
+def test_what_a_command_sets_ends_with_it():
+    command = [*QUIET, "stty", "-echo", "intr", "^X", "rows", "40", "-onlcr"]
+    with sitting_at(["sh", "-c", f"{SHOWS}; {shlex.join(command)}; {SHOWS}"]) as terminal:
         before = terminal.until(rb"MODES(.*?)\r?\n").group(1)
-        return before, terminal.until(rb"MODES(.*?)\r?\n").group(1)
-
-
-def test_what_a_command_sets_stays():
-    command = "stty -echo intr ^X rows 40 cols 99 -onlcr ixany; exit 3"
-    before, bare = left_by(["sh", "-c", command], [])
-    assert left_by(["sh", "-c", command], QUIET) == (before, bare)
-    assert bare != before
-
-
-def test_a_shell_keeps_what_a_command_has_set():
-    with shell() as terminal:
-        terminal.type(
-            shlex.join([*QUIET, "stty", "intr", "^X", "rows", "40", "cols", "120"]).encode() + b"\r"
-        )
-        terminal.until(b"\n.*PROMPT> $")
-        terminal.type(f"{SHOWS}\r".encode())
-        shown = terminal.until(rb"MODES(speed.*?)\r?\n").group(1)
-        assert b"intr = ^X;" in shown
-        assert b"rows 40; columns 120;" in shown
+        assert terminal.until(rb"MODES(.*?)\r?\n").group(1) == before
 
 
 def test_command_killed_by_a_signal_leaves_the_terminal_intact():
@@ -70,4 +50,4 @@ def test_failed_attempts_settings_do_not_reach_the_next():
     assert b"What oomguard did" in shown
     told = shown[shown.index(b"What oomguard did") : shown.index(b"MODES")]
     assert told.count(b"\n") == told.count(b"\r\n")
-    assert b"-onlcr" in shown[shown.index(b"MODES") :]
+    assert b" onlcr" in shown[shown.index(b"MODES") :]
