@@ -44,8 +44,6 @@ def test_aborts_pauses_broken_recoveries_and_engines_without_room(folder, vllm_e
     assert found["broken"] == "OutOfMemoryError"
     assert found["at_one_token"]["ended"] == "OutOfMemoryError"
     assert found["at_one_token"]["seconds"] < 30
-    line = "The engine ends. It worked before with smaller steps: tokens="
-    assert 16 <= int(found["at_one_token"]["last_line"].removeprefix(line)) <= 128
 
 
 @pytest.mark.parametrize(
