@@ -51,6 +51,11 @@ def counted(records: list[AttemptRow]) -> dict[tuple[str, ...], float]:
         found[("oomguard_failed_attempts_total",)] += (
             record.incident is not None or record.exit_status != 0
         )
+        for figure, counter in (
+            ("survived_steps", "oomguard_survived_steps_total"),
+            ("requests_without_room", "oomguard_oversized_requests_total"),
+        ):
+            found[(counter,)] += (record.measured or {}).get(figure, 0)
         for patch in record.patches:
             found["oomguard_patches_total", patch["effect"], patch["setting"]] += 1
         if record.incident is not None:

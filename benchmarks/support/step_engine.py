@@ -6,6 +6,7 @@ Failures are raised in the forward pass, in the sampler and in the computation o
 Some requests are offenders: they fail whenever they run, in one of the three.
 """
 
+import ctypes
 import gc
 import json
 import os
@@ -43,10 +44,12 @@ class Failures:
     def install(self) -> None:
         """Wrap the forward pass, the sampler and the prompt logprobs of both runners."""
         from vllm.model_executor.models.llama import LlamaModel
+        from vllm.v1.worker.cpu_worker import CPUWorker
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
         from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+        self._wrap(CPUWorker, "determine_available_memory", self._check)
         self._wrap(LlamaModel, "forward", self._check_forward)
         self._wrap(GPUModelRunner, "_sample", self._check)
         self._wrap(SecondRunner, "sample", self._check)
@@ -240,7 +243,9 @@ def main() -> None:
     if mode.get("lora"):
         mode["lora"] = write_adapter(Path("adapter"))
         arguments |= {"enable_lora": True, "max_lora_rank": 8}
+    failures.rate = mode.get("start_rate", 0.0)
     llm = LLM(**arguments)
+    failures.rate = 0.0
     core = llm.llm_engine.engine_core.engine_core
     clients = Clients(llm, mode)
     ways = {"survive": survive, "edges": edges, "leak": leak, "cost": cost}
@@ -298,6 +303,8 @@ def edges(clients: Clients, core: Any, failures: Failures, _mode: dict[str, Any]
         found |= {one.request_id: told(one) for one in engine.step() if one.finished}
     after_abort = sum(row in calm[1:] for row in found.values())
     idle = engine.step()  # no request runs
+    paused = finish_after_pause(clients, core, failures, jobs)
+    without_requests = fail_without_requests(clients, core, failures, jobs)
 
     # Whatever a recovery raises, vLLM sees the error of the step.
     recovery._roll_back = lambda _dropped: 1 / 0
@@ -316,9 +323,54 @@ def edges(clients: Clients, core: Any, failures: Failures, _mode: dict[str, Any]
         "after_abort": after_abort,
         "finished": len(found),
         "idle": len(idle),
+        "after_pause": sum(row in calm for row in paused),
+        "without_requests": without_requests,
         "broken": broken,
         "at_one_token": at_one_token(clients, core, failures),
     }
+
+
+def finish_after_pause(
+    clients: Clients, core: Any, failures: Failures, jobs: list[Any]
+) -> list[Any]:
+    """Fail a step while the scheduler is paused; return what the requests got after the pause."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    engine = clients.engine
+    for number, job in enumerate(jobs):
+        engine.add_request(f"p{number}", *job)
+    engine.step()
+    core.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    failures.rate = 1.0
+    engine.step()
+    failures.rate = 0.0
+    outputs = [one for _ in range(3) for one in engine.step()]
+    core.pause_scheduler("keep")  # as for a sleep: the device must be idle
+    core.resume_scheduler()
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return [told(one) for one in outputs if one.finished]
+
+
+def fail_without_requests(
+    clients: Clients, core: Any, failures: Failures, jobs: list[Any]
+) -> int | None:
+    """Abort all requests while their step fails; return how many the engine finishes afterwards.
+
+    None without asynchronous scheduling, because then no step is in flight between two calls.
+    """
+    if core.batch_queue is None:
+        return None
+    engine = clients.engine
+    names = [engine.add_request(f"z{n}", *job) or f"z{n}" for n, job in enumerate(jobs)]
+    failures.rate = 1.0
+    count = failures.count
+    engine.step()
+    assert failures.count > count
+    engine.abort_request(names, internal=True)
+    failures.rate = 0.0
+    engine.step()
+    return sum(output is not None for output in clients.run(jobs))
 
 
 def at_one_token(clients: Clients, core: Any, failures: Failures) -> dict[str, Any]:
@@ -423,6 +475,7 @@ def leak(clients: Clients, core: Any, failures: Failures, mode: dict[str, Any]) 
         clients.run(jobs)
         core.scheduler.reset_prefix_cache()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later is no leak
         tensors = sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
         rss = psutil.Process().memory_info().rss
         free = core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import DEBUG
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oomguard.analyst.attempt_diagnosis import AttemptDiagnoser, AttemptDiagnosis
 from oomguard.analyst.attempt_hooks import AttemptHooks, DeviceAssignment, NoPlacement
@@ -29,7 +29,13 @@ from oomguard.analyst.host_stop import reason_of
 from oomguard.analyst.journal_hook import JournalHook, last_start, record_calibration
 from oomguard.analyst.link import Link, LiveOutput, ReceivedSignals
 from oomguard.analyst.nested_run import log_exhausted
-from oomguard.analyst.outcome import Outcome, TerminationReason, error_of, outcome_of
+from oomguard.analyst.outcome import (
+    Outcome,
+    TerminationReason,
+    error_of,
+    outcome_of,
+    step_figures,
+)
 from oomguard.analyst.restart_gate import RestartGate, cannot_make
 from oomguard.analyst.side_effects import OwnFiles, SideEffectMonitor, of_inner_runs, of_journal
 from oomguard.core.errors import DeadlineError, PlacementError, UsageError
@@ -315,6 +321,10 @@ class AttemptLoop:
             ledger, signals, self._carries, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us
         )
 
+    def survived_steps(self) -> Sequence[Mapping[str, Any]]:
+        """Return the steps so far that ran out of memory and did not end this attempt's engine."""
+        return self._insight.survived_steps(self.launch)
+
     def _place(self, number: int) -> bool:
         """Place the next attempt on its devices; return whether to run it.
 
@@ -389,10 +399,11 @@ class AttemptLoop:
             measured = output.comparable(ledger.patches)
         else:
             measured = {}
-        survived = self._insight.survived_steps(self.launch)
+        survived = self.survived_steps()
         if survived:
-            measured = {**measured, **survived}
-            log.info("The engine survived steps that ran out of memory", **survived)
+            figures = step_figures(survived)
+            measured = {**measured, **figures}
+            log.info("The engine survived steps that ran out of memory", **figures)
         if self._refused:
             failed = None
         else:
@@ -407,7 +418,7 @@ class AttemptLoop:
             measured=measured,
             ranks=ranks,
         )
-        self.keeper.end(attempt, last_start(output, self._engine, self.launch))
+        self.keeper.end(attempt, last_start(output, self._engine, self.launch), survived)
         self.companions.ended(attempt)
         if signals.stopped_by is None and output is not None:
             record_calibration(output.scanner, self._engine, self.launch, self.keeper)

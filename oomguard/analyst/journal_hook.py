@@ -200,6 +200,8 @@ def record_calibration(
         get_logger().debug("Could not store the measurements of the start", reason=str(error))
 
 
+# The last survived steps of an attempt that are recorded, about 200 bytes each.
+_MOST_SURVIVED: Final = 200
 # How long the end of a run waits for the delivery to a shared journal.
 _DELIVERY_S: Final = 3.0
 
@@ -279,7 +281,12 @@ class JournalHook:
         """The run's name in the journal."""
         return self._session
 
-    def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
+    def end(
+        self,
+        attempt: Attempt,
+        start: EngineStart | None = None,
+        survived: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Write how the attempt ended.
 
         A failed journal is reported once, if the attempt failed or the user named the journal.
@@ -287,10 +294,11 @@ class JournalHook:
         Args:
             attempt: its changes and its result.
             start: the report of its engine's start; None without one.
+            survived: the steps without memory that its engine survived.
         """
         self._wait()
         if self._journal is not None and self._begun is not None:
-            self._end(self._journal, self._begun, attempt, start)
+            self._end(self._journal, self._begun, attempt, start, survived)
         if self._unreported is not None:
             event, fields = self._unreported
             logger = get_logger()
@@ -329,6 +337,7 @@ class JournalHook:
         begun: AttemptRow,
         attempt: Attempt,
         start: EngineStart | None,
+        survived: Sequence[Mapping[str, Any]],
     ) -> None:
         from oomguard.report.json import stored_incident
         from oomguard.report.redact import mask
@@ -357,9 +366,10 @@ class JournalHook:
                 "seconds": attempt.seconds,
                 "error": error,
             }
-            journal.end(
-                begun, exit_status=status, incident=incident, measured=attempt.measured, **end
-            )
+            measured: dict[str, Any] = dict(attempt.measured)
+            if survived:
+                measured["survived"] = list(survived[-_MOST_SURVIVED:])
+            journal.end(begun, exit_status=status, incident=incident, measured=measured, **end)
         except Exception as error:  # noqa: BLE001
             # an error of SQLite or the disk must not stop the run
             self._give_up(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -137,3 +137,21 @@ def error_of(status: int, incident: Incident | None) -> str:
     if status:
         return status_in_words(status)
     return dead
+
+
+def step_figures(survived: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the figures of the steps that an engine survived: how many, and their extremes.
+
+    Args:
+        survived: the steps, as the engine reported them.
+    """
+    found = {"survived_steps": float(len(survived))}
+    found["requests_without_room"] = float(sum("ended" in row for row in survived))
+    for name, key, choose in (
+        ("smallest_step_tokens", "most_tokens", min),
+        ("longest_recovery_ms", "took_ms", max),
+    ):
+        values = [row[key] for row in survived if isinstance(row.get(key), (int, float))]
+        if values:
+            found[name] = float(choose(values))
+    return found

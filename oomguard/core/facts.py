@@ -188,6 +188,11 @@ def _specs() -> dict[str, FactSpec]:
             "requests in the failed step with their tokens, as dumped by the engine",
         ),
         ("step_tokens", "int", "tokens of all requests in the failed step"),
+        (
+            "worked_step_tokens",
+            "int",
+            "limit of a step's tokens under which the engine worked before it ended",
+        ),
         ("on_cpu", "bool", "the engine runs on its CPU backend"),
         ("prompt_logprobs", "bool", "the call requested log-probabilities of prompt tokens"),
         (

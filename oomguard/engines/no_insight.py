@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
@@ -44,9 +45,9 @@ def said(_launch: Launch) -> tuple[Line, ...]:
     return ()
 
 
-def survived_steps(_launch: Launch) -> Mapping[str, float]:
-    """Return no figures."""
-    return {}
+def survived_steps(_launch: Launch) -> Sequence[Mapping[str, Any]]:
+    """Return no steps."""
+    return ()
 
 
 def limits(_launch: Launch) -> Mapping[str, int]:

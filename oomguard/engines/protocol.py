@@ -21,7 +21,7 @@ rules/signatures has the messages with which an engine reports failures and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +124,8 @@ class Insight(Protocol):
         The program may redirect its output, so its own log may not have them.
         """
 
-    def survived_steps(self, launch: Launch) -> Mapping[str, float]:
-        """Return how often the launch's engines survived a step without room; empty if never."""
+    def survived_steps(self, launch: Launch) -> Sequence[Mapping[str, Any]]:
+        """Return the steps so far that ran out of memory and did not end the launch's engines."""
 
     def limits(self, launch: Launch) -> Mapping[str, int]:
         """Return the memory limits of the launch's processes by fact, if any were reported."""

@@ -7,10 +7,10 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from oomguard._version import __version__
 from oomguard.core.errors import UsageError
@@ -44,6 +44,8 @@ class Tally:
         relaunches: the number of attempts after a first one.
         incidents: the number of incidents by kind and cause.
         patches: the number of patches by setting and effect.
+        survived_steps: the steps of engines that ran out of memory without ending the engine.
+        requests_without_room: the requests that ended because their step alone did not fit.
         prediction_errors: the last ratio by fact.
         began_at: when the current attempt began, in Unix seconds, or None if none runs.
     """
@@ -53,6 +55,7 @@ class Tally:
         self.build: Mapping[tuple[str, ...], float] = {(__version__,): 1}
         self.attempts = self.failed_attempts = self.relaunches = 0
         self.failed_seconds = 0.0
+        self.survived_steps = self.requests_without_room = 0.0
         self.incidents: Counter[tuple[str, ...]] = Counter()
         self.patches: Counter[tuple[str, ...]] = Counter()
         self.prediction_errors: dict[tuple[str, ...], float] = {}
@@ -79,9 +82,20 @@ class Tally:
             if attempt.incident is not None:
                 causes = attempt.incident.causes
                 self.incidents[attempt.incident.kind, causes[0].id if causes else UNKNOWN] += 1
+            self.survived_steps += attempt.measured.get("survived_steps", 0)
+            self.requests_without_room += attempt.measured.get("requests_without_room", 0)
             self.prediction_errors.update(
                 {(fact,): error for fact, error in prediction_errors(attempt).items()}
             )
+
+    def with_survived(self, steps: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+        """Return the figures of survived steps with those of the attempt that runs."""
+        with self._lock:
+            return {
+                "survived_steps": self.survived_steps + len(steps),
+                "requests_without_room": self.requests_without_room
+                + sum("ended" in step for step in steps),
+            }
 
     def figure(self, name: str) -> Figure:
         """Return the current value of a figure: a number, numbers by labels, or None if unknown."""

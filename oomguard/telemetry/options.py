@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.link import Link
     from oomguard.analyst.outcome import Outcome
     from oomguard.core.http_port import HttpAddress
-    from oomguard.telemetry.metrics import Exporter
+    from oomguard.telemetry.metrics import Exporter, Figure
     from oomguard.telemetry.run_metrics import Outlet
     from oomguard.telemetry.spans import Tracing
 
@@ -121,12 +121,14 @@ def _counting(text: str, supervision: AttemptLoop, stopped: Callable[[], bool]) 
         supervision.own_files.add(file.files)
     else:
         _leave_the_commands_port(target, supervision.launch.argv)
-        counting.outlet = _serving(
-            target,
-            Exporter(
-                tally, {"run", "scrape"}, lambda: read_sample(counting.pid, _full_in_s(supervision))
-            ),
-        )
+
+        def sample() -> dict[str, Figure]:
+            figures = read_sample(counting.pid, _full_in_s(supervision))
+            if counting.pid is not None:
+                figures |= tally.with_survived(supervision.survived_steps())
+            return figures
+
+        counting.outlet = _serving(target, Exporter(tally, {"run", "scrape"}, sample))
     return counting
 
 

@@ -12,6 +12,7 @@ from oomguard.analyst.journal_hook import JournalHook
 from oomguard.core import log
 from oomguard.core.errors import InputError
 from oomguard.core.incident import Attempt, Incident
+from oomguard.journal.queries import RunQuery, open_journal, past_runs
 from oomguard.journal.store import Journal
 from support.supervising import LIMIT_S
 
@@ -43,6 +44,19 @@ def test_beginning_waits_for_no_journal(tmp_path):
     keeper.end(FAILED)
     (record,) = Journal(tmp_path / "journal").records()
     assert (record.exit_status, "abcdefgh12345" in record.command) == (3, False)
+
+
+def test_each_survived_step_is_recorded_beside_the_figures(tmp_path):
+    keeper = JournalHook(lambda: Journal(tmp_path / "journal"))
+    steps = [{"part": "sampler", "tokens": 9, "requests": 2, "rolled_back": 2, "took_ms": 0.4}]
+    keeper.begin(1, ["job"], {}, ())
+    keeper.end(replace(FAILED, measured={"survived_steps": 1.0}), None, steps)
+    (record,) = Journal(tmp_path / "journal").records()
+    assert record.measured == {"survived_steps": 1.0, "survived": steps}
+    with open_journal(tmp_path / "journal") as database:
+        assert database is not None
+        (past,) = past_runs(database, RunQuery())
+    assert past.attempts[0].attempt.measured == {"survived_steps": 1.0}
 
 
 def test_unopenable_journal_is_reported_once_at_the_attempts_end(told):

@@ -23,6 +23,8 @@ def test_a_name_ends_with_its_unit_and_a_counter_s_in_total():
             "incidents",
             "relaunches",
             "patches",
+            "requests",
+            "steps",
         }
         assert unit in units, metric.name
         assert metric.name.endswith("_total") == (metric.type == "counter"), metric.name

@@ -78,3 +78,13 @@ def test_prediction_error_is_measured_over_predicted_share():
     assert prediction_errors(Attempt(2, {}, predicted, measured=measured)) == {
         "kv_cache_available_bytes": pytest.approx(-0.13)
     }
+
+
+def test_survived_steps_of_ended_attempts_and_of_the_one_that_runs_are_added():
+    tally = Tally()
+    for number in (1, 2):
+        measured = {"survived_steps": 3.0, "requests_without_room": 1.0}
+        tally.ended(Attempt(number, {}, exit_status=0, measured=measured))
+    assert (tally.survived_steps, tally.requests_without_room) == (6, 2)
+    now = tally.with_survived([{"took_ms": 0.4}, {"took_ms": 0.4, "ended": "r1"}])
+    assert now == {"survived_steps": 8, "requests_without_room": 3}

@@ -33,20 +33,31 @@ def test_the_others_finish_with_the_same_tokens(folder, vllm_env, mode):
     assert found["blocks_lost"] == 0
 
 
-def test_aborts_broken_recoveries_and_engines_without_room(folder, vllm_env):
-    found: dict[str, Any] = result_of(folder, vllm_env, ENGINE, json.dumps({"way": "edges"}))
+@pytest.mark.parametrize("is_async", [0, 1])
+def test_aborts_pauses_broken_recoveries_and_engines_without_room(folder, vllm_env, is_async):
+    asked = {"way": "edges", "async": is_async}
+    found: dict[str, Any] = result_of(folder, vllm_env, ENGINE, json.dumps(asked))
     assert found["after_abort"] == found["finished"] == 5
     assert found["idle"] == 0
+    assert found["after_pause"] == 6
+    assert found["without_requests"] == (6 if is_async else None)
     assert found["broken"] == "OutOfMemoryError"
     assert found["at_one_token"]["ended"] == "OutOfMemoryError"
     assert found["at_one_token"]["seconds"] < 30
 
 
-def test_without_oomguard_a_failed_step_ends_the_engine(folder, vllm_env):
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [({"failures": 1, "requests": 8, "rate": 1.0}, "0"), ({"start_rate": 1.0}, "1")],
+    ids=("without-oomguard", "start-up"),
+)
+def test_failures_without_oomguard_or_during_start_up_end_the_engine(
+    folder, vllm_env, mode, wanted
+):
     ran = subprocess.run(
-        ["python", ENGINE, json.dumps({"failures": 1, "requests": 8, "rate": 1.0})],
+        ["python", ENGINE, json.dumps(mode)],
         cwd=folder,
-        env={**vllm_env, "OOMGUARD_VLLM_STEP_RECOVERY": "0"},
+        env={**vllm_env, "OOMGUARD_VLLM_STEP_RECOVERY": wanted},
         capture_output=True,
         text=True,
         timeout=300,

@@ -113,11 +113,11 @@ def said(launch: Launch) -> tuple[Line, ...]:
     return logged_lines(Path(noted))
 
 
-def survived_steps(launch: Launch) -> dict[str, float]:
-    """Return how often the launch's engines survived a step without room; empty if never."""
+def survived_steps(launch: Launch) -> list[dict[str, Any]]:
+    """Return the steps so far that ran out of memory and did not end the launch's engines."""
     noted = launch.env.get(plugin.LOG_FILE)
     if noted is None:
-        return {}
+        return []
     return survived_steps_of(Path(noted))
 
 

@@ -78,27 +78,10 @@ def reported_limits(path: Path) -> dict[str, int]:
     return found
 
 
-def survived_steps_of(path: Path) -> dict[str, float]:
-    """Return the figures of the steps that ran out of memory and did not end their engine.
-
-    They are the number of steps, the requests that ended because they did not fit, the smallest
-    size of a step afterwards, and the longest recovery. Empty without such a step.
-    """
-    rows = [
-        row["step_recovery"] for row in _noted(path) if isinstance(row.get("step_recovery"), dict)
-    ]
-    if not rows:
-        return {}
-    found = {"survived_steps": float(len(rows))}
-    found["requests_without_room"] = float(sum("ended" in row for row in rows))
-    for name, key, choose in (
-        ("smallest_step_tokens", "most_tokens", min),
-        ("longest_recovery_ms", "took_ms", max),
-    ):
-        values = [row[key] for row in rows if isinstance(row.get(key), (int, float))]
-        if values:
-            found[name] = float(choose(values))
-    return found
+def survived_steps_of(path: Path) -> list[dict[str, Any]]:
+    """Return the steps that ran out of memory and did not end their engine, in order."""
+    rows = (row.get("step_recovery") for row in _noted(path))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _noted(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from oomguard.analyst.outcome import step_figures
 from oomguard.engines.vllm.in_process import step_recovery
 from oomguard.engines.vllm.plugin_messages import survived_steps_of
 
@@ -59,6 +60,24 @@ def test_the_part_of_the_step_is_the_innermost_known_function():
     assert step_recovery.describe(raised.value)["part"] == "prompt logprobs"
 
 
+def test_a_worker_runs_no_step_behind_a_failed_one_until_it_is_released():
+    def execute_model(fails=False):
+        if fails:
+            raise OutOfMemoryError(CUDA)
+        return "ran"
+
+    runner = SimpleNamespace(execute_model=execute_model, sample_tokens=list)
+    worker = SimpleNamespace(model_runner=runner)
+    step_recovery.install_in_worker(worker)
+    with pytest.raises(OutOfMemoryError):
+        runner.execute_model(fails=True)
+    with pytest.raises(RuntimeError, match="the step before this one failed"):
+        runner.execute_model()
+    assert runner.sample_tokens() == []
+    assert step_recovery.release_steps(worker, 2)["tried_bytes"] == 96 << 20
+    assert runner.execute_model() == "ran"
+
+
 def test_several_ranks_and_connectors_are_not_recovered():
     def core(ranks=1, **more):
         parallel = SimpleNamespace(world_size=ranks, data_parallel_size=1)
@@ -83,18 +102,19 @@ def test_an_unknown_version_is_not_hooked(monkeypatch):
         assert step_recovery.install().startswith(expected)
 
 
-def test_a_run_keeps_figures_of_the_survived_steps(tmp_path):
+def test_a_run_reads_the_survived_steps_and_their_figures(tmp_path):
     path = tmp_path / "said.jsonl"
-    rows = [
-        {"pid": 1, "text": "a line", "level": "INFO"},
-        {"pid": 1, "step_recovery": {"most_tokens": 512, "took_ms": 0.5}},
-        {"pid": 1, "step_recovery": {"most_tokens": 256, "took_ms": 3.5, "ended": "r1"}},
+    steps = [
+        {"most_tokens": 512, "took_ms": 0.5},
+        {"most_tokens": 256, "took_ms": 3.5, "ended": "r1"},
     ]
+    rows = [{"pid": 1, "text": "a line"}, *({"pid": 1, "step_recovery": step} for step in steps)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert survived_steps_of(path) == {
+    assert survived_steps_of(path) == steps
+    assert step_figures(steps) == {
         "survived_steps": 2,
         "requests_without_room": 1,
         "smallest_step_tokens": 256,
         "longest_recovery_ms": 3.5,
     }
-    assert survived_steps_of(tmp_path / "absent") == {}
+    assert survived_steps_of(tmp_path / "absent") == []

@@ -106,6 +106,27 @@ def test_the_budget_doubles_after_quiet_times_and_stays_below_what_failed():
     assert sizes == [511, 511, 511, 511]
 
 
+def test_a_lowered_budget_is_learned_once_a_step_works_under_it():
+    budget = StepBudget(FULL)
+    budget.fail(failed({"a": 2048}, "a", tried=9), 0.0)
+    assert budget.learned_tokens is None
+    budget.succeed(1024, ["a"])
+    assert budget.learned_tokens == 1024
+    for _ in range(MOST_FAILURES + 1):
+        decision = budget.fail(failed({"a": 1, "b": 1}), 0.0)
+    assert decision.gives_up
+    assert budget.learned_tokens == 1024
+
+
+def test_nothing_is_learned_from_a_request_that_does_not_fit():
+    budget = StepBudget(FULL)
+    for n in (800, 400):
+        decision = budget.fail(failed({"bad": n}, "bad", tried=7), 0.0)
+    assert decision.offender == "bad"
+    budget.succeed(8, ())
+    assert budget.learned_tokens is None
+
+
 def test_failures_that_never_stop_give_up():
     budget = StepBudget(FULL)
     pair = failed({"a": 1, "b": 1})

@@ -28,9 +28,12 @@ from oomguard.engines.vllm.plugin import LISTENER, LOG_FILE
 # output. The file's folder exists only while the attempt runs.
 
 _MOST_BYTES = 4 << 20
+# Above this size no log records are written, so that the survived steps of weeks have room.
+_MOST_RECORD_BYTES = 3 << 20
 # Above this size only warnings and errors are written: a server may run for weeks.
 _MOST_INFORMATION_BYTES = 1 << 20
 _INFORMATION = b'"level": "INFO"'
+_RECORD = b'"level": "'
 
 
 class LogFile:
@@ -45,6 +48,8 @@ class LogFile:
         size = os.fstat(self._descriptor).st_size
         if size > _MOST_BYTES:
             raise OSError("the file of vLLM's log records is full")
+        if size > _MOST_RECORD_BYTES and _RECORD in row:
+            return
         if size <= _MOST_INFORMATION_BYTES or _INFORMATION not in row:
             os.write(self._descriptor, row)
 

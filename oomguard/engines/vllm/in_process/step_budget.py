@@ -81,11 +81,13 @@ class StepBudget:
         self.current_tokens = full_tokens
         # The smallest size that failed: the budget stays below it.
         self.ceiling_tokens: int | None = None
+        # The lowered budget under which steps last worked; None if steps of full size do.
+        self.learned_tokens: int | None = None
         self._largest_success_tokens = 0
         self._failures: dict[str, int] = {}
-        # The budget and the ceiling before a request's first failure: they come back if it was the
-        # one that did not fit.
-        self._before: dict[str, tuple[int, int | None]] = {}
+        # The budget, the ceiling and the learned budget before a request's first failure: they come
+        # back if it was the one that did not fit.
+        self._before: dict[str, tuple[int, int | None, int | None]] = {}
         # The steps of one request only that failed since the last step that worked, each as its
         # tokens and the size of the failed allocation.
         self._single_failures: list[tuple[int, int | None]] = []
@@ -106,7 +108,8 @@ class StepBudget:
         self._failed_in_a_row += 1
         for name in suspects:
             self._failures[name] = self._failures.get(name, 0) + 1
-            self._before.setdefault(name, (self.current_tokens, self.ceiling_tokens))
+            before = (self.current_tokens, self.ceiling_tokens, self.learned_tokens)
+            self._before.setdefault(name, before)
         if self._failed_in_a_row > MOST_FAILURES:
             return StepDecision(self.current_tokens, gives_up=True)
         if len(step.tokens) > 1:
@@ -128,6 +131,9 @@ class StepBudget:
     def succeed(self, tokens: int, produced: Collection[str]) -> None:
         """Record a step that worked, with the requests that produced a token in it."""
         self._largest_success_tokens = max(self._largest_success_tokens, tokens)
+        self.learned_tokens = None
+        if self.current_tokens < self.full_tokens:
+            self.learned_tokens = self.current_tokens
         self._failed_in_a_row = 0
         self._single_failures.clear()
         self._offenders_at_s.clear()
@@ -178,7 +184,7 @@ class StepBudget:
     def _end(self, name: str, now_s: float) -> StepDecision:
         """Return the end of a request; its failures say nothing about other requests' steps."""
         self._single_failures.clear()
-        self.current_tokens, self.ceiling_tokens = self._before[name]
+        self.current_tokens, self.ceiling_tokens, self.learned_tokens = self._before[name]
         self.forget(name)
         earlier = [at_s for at_s in self._offenders_at_s if now_s - at_s <= OFFENDERS_WITHIN_S]
         self._offenders_at_s = [*earlier, now_s]

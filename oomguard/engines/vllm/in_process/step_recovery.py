@@ -34,6 +34,8 @@ _RELIED_ON: Final = Path(__file__).parents[1] / "step_recovery.toml"
 _LOGGER: Final = "vllm.oomguard"
 # The beginning of every error that ends one request; the front end recognizes it.
 ERROR_PREFIX: Final = "oomguard: "
+# The error of a step behind a failed one; the failure itself is the worker's.
+_BEHIND: Final = "oomguard: the step before this one failed"
 _MOST_REFUSED: Final = 256
 _MOST_SNAPSHOTS: Final = 8
 _MIB: Final = 1 << 20
@@ -341,8 +343,14 @@ class WorkerSteps:
         return watched
 
     def begin(self) -> None:
-        """Count a step."""
+        """Count a step, and refuse it after a failed one: its tokens would be missing.
+
+        With asynchronous scheduling the next step is already on its way. On a device, the
+        placeholders of missing tokens would be an illegal access.
+        """
         self._number += 1
+        if self.failure is not None:
+            raise RuntimeError(_BEHIND)
 
     def keep_seeds(self) -> None:
         """Keep the state of the generators of seeded requests, which sampling advances."""
@@ -428,10 +436,11 @@ class StepRecovery:
         self._budget = StepBudget(core.scheduler.max_num_scheduled_tokens)
         config = core.vllm_config.scheduler_config
         self._can_split = getattr(config, "enable_chunked_prefill", True)
+        device = getattr(core.vllm_config, "device_config", None)
+        self._is_on_cpu = getattr(device, "device_type", None) == "cpu"
         self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
         self._alone: str | None = None
         self._alone_since_s = 0.0
-        self._was_alone = False
         self._refused: OrderedDict[int, str] = OrderedDict()
         self._to_refuse: dict[str, str] = {}
         self._dump = core.log_error_detail
@@ -460,6 +469,8 @@ class StepRecovery:
             except Exception as own:  # noqa: BLE001 - vLLM's own behavior follows
                 _log(logging.DEBUG, "a recovery failed", why=f"{type(own).__name__}: {own}")
             if outputs is None:
+                with contextlib.suppress(Exception):
+                    self._say_end(error)
                 if failed is None:
                     raise
                 with self._dump(failed):  # vLLM logs the step with which it ends
@@ -472,11 +483,9 @@ class StepRecovery:
             self._prepare()
         if self._alone is None:
             output = self._schedule(*args, **kwargs)
-            self._was_alone = False
         else:
-            with self._others_hidden(self._alone) as is_hidden:
+            with self._others_hidden(self._alone):
                 output = self._schedule(*args, **kwargs)
-            self._was_alone = is_hidden
         if output.total_num_scheduled_tokens:
             self._in_flight.append(output)
         return output
@@ -510,29 +519,43 @@ class StepRecovery:
 
     def _apply_budget(self) -> None:
         wanted = self._budget.current_tokens
-        if not self._can_split:
+        if self._has_seeds_on_cpu():
+            wanted = self._budget.full_tokens
+        elif not self._can_split:
             # A prompt that cannot be split would wait for ever.
             requests = self._scheduler.requests.values()
             wanted = max([wanted, *(request.num_tokens for request in requests)])
             wanted = min(wanted, self._budget.full_tokens)
         self._scheduler.max_num_scheduled_tokens = wanted
 
+    def _has_seeds_on_cpu(self) -> bool:
+        """Return whether smaller steps would end the engine.
+
+        vLLM's CPU backend raises if a prompt with a seed is computed in several steps (0.32).
+        """
+        if not self._is_on_cpu:
+            return False
+        params = (request.sampling_params for request in self._scheduler.requests.values())
+        return any(one is not None and one.seed is not None for one in params)
+
     @contextlib.contextmanager
-    def _others_hidden(self, name: str) -> Iterator[bool]:
-        """Let the scheduler see one request only; yield whether it does."""
+    def _others_hidden(self, name: str) -> Iterator[None]:
+        """Let the scheduler see one request only, which waits or is in the step in flight."""
         scheduler = self._scheduler
-        others = [one for one in scheduler.waiting if one.request_id != name]
-        if len(others) == len(scheduler.waiting):
-            self._alone = None
-            yield False
-            return
         running = scheduler.running
-        scheduler.running = []
+        own = [one for one in running if one.request_id == name]
+        others = [one for one in scheduler.waiting if one.request_id != name]
+        if not own and len(others) == len(scheduler.waiting):
+            self._alone = None
+            yield
+            return
+        scheduler.running = own
         scheduler.waiting.remove_requests(others)
         try:
-            yield True
+            yield
         finally:
-            scheduler.running = [*running, *scheduler.running]
+            hidden = [one for one in running if one.request_id != name]
+            scheduler.running = [*hidden, *scheduler.running]
             for one in reversed(others):
                 scheduler.waiting.prepend_request(one)
 
@@ -562,7 +585,7 @@ class StepRecovery:
     def _recover(self, error: Exception) -> dict[int, Any] | None:
         """Drop the failed step and those behind it; return outputs, None if vLLM is to fail."""
         began_s = time.perf_counter()
-        is_remote = "Worker failed with error" in str(error)
+        is_remote = "Worker failed with error" in str(error) or str(error) == _BEHIND
         if not (is_remote or is_out_of_memory(error)) or not self._in_flight:
             return None
         here = None
@@ -584,8 +607,8 @@ class StepRecovery:
             tokens,
             {name for name in tokens if not requests[name].output_token_ids},
             failure["tried_bytes"],
-            self._was_alone and len(dropped) == 1,
-            self._can_split,
+            [*tokens] == [self._alone],
+            self._can_split and not self._has_seeds_on_cpu(),
         )
         decision = StepDecision(self._budget.current_tokens)
         if tokens:
@@ -719,6 +742,20 @@ class StepRecovery:
         )
         _add_outputs(outputs, {request.client_index: EngineCoreOutputs(outputs=[output])})
 
+    def _say_end(self, error: Exception) -> None:
+        """Log with which steps the engine worked last; `run` starts it with them (OG391)."""
+        learned = self._budget.learned_tokens
+        is_memory = "Worker failed with error" in str(error) or is_out_of_memory(error)
+        if learned is None or not is_memory or not self._can_split:
+            return
+        # vLLM refuses a start with steps of fewer tokens than requests.
+        learned = max(learned, self._core.vllm_config.scheduler_config.max_num_seqs)
+        if learned < self._budget.full_tokens:
+            # Without "oomguard: " in front, which marks lines that a diagnosis skips.
+            logging.getLogger(_LOGGER).warning(
+                "The engine ends. It worked before with smaller steps: tokens=%d", learned
+            )
+
     def _report(
         self,
         step: FailedStep,
@@ -728,6 +765,7 @@ class StepRecovery:
         took_s: float,
     ) -> None:
         row = {
+            "at": round(time.time(), 3),
             "part": failure["part"],
             "tokens": step.total_tokens,
             "requests": len(step.tokens),
@@ -738,8 +776,9 @@ class StepRecovery:
             "took_ms": round(took_s * 1e3, 2),
         }
         row = {name: value for name, value in row.items() if value is not None}
-        _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
         message_sender.send_row({"step_recovery": row})
+        del row["at"]  # the line has its own time
+        _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
 
 
 def _forget_tokens_in_flight(request: Any) -> None:

@@ -73,6 +73,17 @@ def test_information_is_noted_up_to_a_size_and_errors_beyond_it(tmp_path, monkey
     notes.close()
 
 
+def test_survived_steps_are_noted_beyond_the_size_for_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(message_sender, "_MOST_RECORD_BYTES", 50)
+    notes = message_sender.LogFile(str(tmp_path / "said.jsonl"))
+    record = {"level": "ERROR", "text": "x" * 40}
+    for row in (record, record, {"step_recovery": {"tokens": 9}}, record):
+        notes.sendall(json.dumps(row).encode() + b"\n")
+    notes.close()
+    rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    assert rows == [record, {"step_recovery": {"tokens": 9}}]
+
+
 def test_lines_of_a_file_that_are_none_are_left_out(tmp_path):
     (tmp_path / "said.jsonl").write_text(
         '{"half\n[]\n{"text": "kept", "level": "ERROR", "at": "a.py:1", "stamp": "s"}\n'
