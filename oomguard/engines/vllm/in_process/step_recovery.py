@@ -743,7 +743,7 @@ class StepRecovery:
         _add_outputs(outputs, {request.client_index: EngineCoreOutputs(outputs=[output])})
 
     def _say_end(self, error: Exception) -> None:
-        """Log with which steps the engine worked last; `run` starts it with them (OG391)."""
+        """Log with which steps the engine worked last; `run` starts it with them (OG397)."""
         learned = self._budget.learned_tokens
         is_memory = "Worker failed with error" in str(error) or is_out_of_memory(error)
         if learned is None or not is_memory or not self._can_split:
