@@ -32,8 +32,9 @@ _EXCEPTION: Final = (
     rf"|(?:\w+(?:\.|::))*\w*(?:Error|Exception):[^\n]{{0,{_LINE_CHARS}}}?{_PHRASE}[^\n]*)"
 )
 _FRAME: Final = r'File "[^"\n]+", line \d|Traceback \(most recent call last\)'
+# A sentence that lists the levels is no log record: "an ERROR, CRITICAL or FATAL line".
 _LEVEL: Final = (
-    r"(?:\A|[\s\[(|])(?:ERROR|CRITICAL|FATAL)\b|\blevel=(?:error|critical|fatal)\b|\[(?:error|critical|fatal)\]"
+    r"(?:\A|[\s\[(|])(?<!\ban )(?<!\bor )(?:ERROR|CRITICAL|FATAL)\b(?!, [A-Z]+ | or )|\blevel=(?:error|critical|fatal)\b|\[(?:error|critical|fatal)\]"
     r'|"(?:level|severity|lvl)": ?"(?i:error|critical|fatal)"|\A[EF]\d{4} '
 )
 _LEVEL_CHARS: Final = 120

@@ -24,7 +24,7 @@ from oomguard.scan.source import Line, LineSplitter, encoding_of, read_lines
 
 # The number of lines to read per shape, because hundreds of processes or restarts differ in numbers
 # only. A later run of repeats is read at its beginning and end to this extent.
-KEPT: Final = 300
+KEPT: Final = 600
 EDGE: Final = 10
 LEAST_RUN: Final = 120
 _MOST_SHAPES: Final = 20_000

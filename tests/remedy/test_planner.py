@@ -99,7 +99,7 @@ def planned(
     *fixes: Fix, policy: Policy | None = None, tried=(), base: Incident | None = None
 ) -> Incident:
     """The plan of one made-up rule with these fixes."""
-    rule = replace(RULE, fixes=fixes)
+    rule = RULE._replace(fixes=fixes)
     base = base or incident("cuda_oom")
     return plan(
         replace(base, causes=(Cause("lora", "XX101", 0.5, (), "s"),)),
@@ -337,8 +337,8 @@ def test_weak_causes_changes_come_after_a_sure_ones(subtests):
     for sureness, first in [(0.79, "max_num_batched_tokens"), (0.5, "enforce_eager")]:
         with subtests.test(sureness=sureness):
             rules = [
-                replace(RULE, code="XX101", fixes=(sure,)),
-                replace(RULE, code="XX102", fixes=(weak,)),
+                RULE._replace(code="XX101", fixes=(sure,)),
+                RULE._replace(code="XX102", fixes=(weak,)),
             ]
             causes = [
                 Cause("lora", "XX101", sureness, (), "s"),

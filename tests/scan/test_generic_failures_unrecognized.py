@@ -50,6 +50,7 @@ def test_a_traceback_s_end_and_an_error_s_line_are_failures(text: str, kind: str
         "2026-02-03 10:12:44 ERROR inference.arena: died, but was not out of memory\n",
         "2026-02-03 10:12:44 ERROR api: bad request: prompt: 'why is my server out of memory'\n",
         "grow refused: out of device memory\n",
+        "| out-of-memory type, and an ERROR, CRITICAL or FATAL line that says\n",
     ],
 )
 def test_other_lines_that_say_it_are_none(text: str) -> None:
