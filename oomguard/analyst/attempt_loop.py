@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
     """Return a launch with these settings as a line to paste, without parts of this run only."""
-    from oomguard.report.redact import mask_command
+    from oomguard.core.redact import mask_command
 
     return engine.shown(
         replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={}), settings
@@ -82,7 +82,7 @@ def commands_to_paste(
         incident: the failure with its plan; pinned settings give no command.
         started: the engines that the command started, as far as they are known.
     """
-    from oomguard.report.redact import mask_command
+    from oomguard.core.redact import mask_command
 
     first = replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={})
     solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}

@@ -27,11 +27,11 @@ from oomguard.core.facts import FactValue, format_gib
 from oomguard.core.files import read_regular
 from oomguard.core.incident import Attempt, EngineStart, Incident, Patch
 from oomguard.core.log import get_logger
+from oomguard.core.redact import hides_secrets_alone, homes_kept, mask, mask_command
 from oomguard.core.settings import value_in_force
 from oomguard.journal.codec import RunIdentity
 from oomguard.probe.nvml import devices
 from oomguard.remedy.policy import set_by_user
-from oomguard.report.redact import hides_secrets_alone, homes_kept, mask, mask_command
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_settings import EnvLauncher
@@ -339,8 +339,8 @@ class JournalHook:
         start: EngineStart | None,
         survived: Sequence[Mapping[str, Any]],
     ) -> None:
+        from oomguard.core.redact import mask
         from oomguard.report.json import stored_incident
-        from oomguard.report.redact import mask
 
         incident = None
         if attempt.incident is not None:
@@ -383,9 +383,9 @@ class JournalHook:
         began_at: float,
     ) -> None:
         try:
+            from oomguard.core.redact import mask_command
             from oomguard.journal.codec import AttemptRow
             from oomguard.report.json import patch_dict
-            from oomguard.report.redact import mask_command
 
             if self._journal is None and self._open is not None:
                 self._journal = self._open()

@@ -540,7 +540,7 @@ def _shown(value: object) -> str:
     """Return a value without the password in a URL."""
     if "://" not in str(value):
         return str(value)
-    from oomguard.report.redact import mask
+    from oomguard.core.redact import mask
 
     return mask(str(value))
 

@@ -97,7 +97,7 @@ def command(
             raise click.NoSuchOption(start[0], ctx=ctx)
         raise click.UsageError(f"Got unexpected extra argument ({start[0]})", ctx=ctx)
     from oomguard.comparison.diff import diff_logs
-    from oomguard.report.redact import unmasked
+    from oomguard.core.redact import unmasked
 
     rule_set = read_rules(rules)
     comparison = diff_logs(

@@ -350,7 +350,7 @@ def command(
 
     Exit status: 0, or 1 with --exit-code if a check finds a problem.
     """
-    from oomguard.report.redact import unmasked
+    from oomguard.core.redact import unmasked
 
     checks = list(check_machine(rules=rules, journal=journal, known_variables=known_variables(ctx)))
     with unmasked() if no_mask else contextlib.nullcontext():

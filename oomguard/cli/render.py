@@ -264,14 +264,14 @@ def unmasked_if(is_unmasked: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context that shows secrets, prompts and home folders if ``is_unmasked``."""
     if not is_unmasked:
         return contextlib.nullcontext()
-    from oomguard.report.redact import unmasked
+    from oomguard.core.redact import unmasked
 
     return unmasked()
 
 
 def details(incident: Incident) -> Iterator[str]:
     """Yield the effective settings and the facts of an incident with their sources."""
-    from oomguard.report.redact import mask
+    from oomguard.core.redact import mask
 
     if incident.settings:
         yield (

@@ -107,8 +107,8 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     errors = Errors()
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        from oomguard.core.redact import homes_kept
         from oomguard.report.presentable import drawn
-        from oomguard.report.redact import homes_kept
 
         shown = {}
         for key, value in fields.items():

@@ -193,6 +193,6 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        from oomguard.report.redact import mask
+        from oomguard.core.redact import mask
 
         raise JournalError(mask(" ".join(str(error).split()))) from error

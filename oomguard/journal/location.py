@@ -35,7 +35,7 @@ class JournalUrl:
     url: str
 
     def __str__(self) -> str:
-        from oomguard.report.redact import mask
+        from oomguard.core.redact import mask
 
         return mask(self.url)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import JournalError, NoJournalError, UsageError
 from oomguard.core.installation import install_hint
+from oomguard.core.redact import mask
 from oomguard.journal.database import NONE, SCHEMA_VERSION, Database, migrations, require_readable
 from oomguard.journal.location import JournalUrl
-from oomguard.report.redact import mask
 
 if TYPE_CHECKING:
     import psycopg

@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from oomguard.core.redact import is_masking, mask, mask_command, mask_value, unmasked
 from oomguard.core.text import strip_escapes
-from oomguard.report.redact import is_masking, mask, mask_command, mask_value, unmasked
 
 _PROC: Final = Path("/proc")
 _SHOWN_CHARS: Final = 120

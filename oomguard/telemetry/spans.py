@@ -99,7 +99,7 @@ class RunSpans:
     ) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        from oomguard.report.redact import mask_command
+        from oomguard.core.redact import mask_command
 
         self._tracer = provider.get_tracer(table()["scope"], __version__)
         self._propagator = TraceContextTextMapPropagator()

@@ -23,11 +23,11 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.core.records import Record
+from oomguard.core.redact import unmasked
 from oomguard.report.html import to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
 from oomguard.report.note import note
-from oomguard.report.redact import unmasked
 from support.each import each
 
 SECRET = "Hunter2!x"

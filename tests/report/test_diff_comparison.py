@@ -17,13 +17,13 @@ from oomguard.comparison.comparison import (
 )
 from oomguard.core.facts import GIB
 from oomguard.core.incident import EngineStart, Incident
+from oomguard.core.redact import unmasked
 from oomguard.report.diff import (
     print_difference,
     to_difference_dict,
     to_difference_json,
     to_difference_markdown,
 )
-from oomguard.report.redact import unmasked
 
 
 @pytest.fixture

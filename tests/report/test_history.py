@@ -175,7 +175,7 @@ hostile = st.sampled_from(
 
 @given(words=st.lists(hostile, min_size=1, max_size=5))
 def test_no_secret_and_no_escape_of_a_command_reaches_any_form(words):
-    from oomguard.report.redact import mask_command
+    from oomguard.core.redact import mask_command
 
     shown = repaired(1, command=mask_command(words), model="<b>", folder="/home/alice")
     for text in (printed(print_runs, [shown]), printed(print_run, shown), run_json(shown)):

@@ -54,7 +54,7 @@ class PlacementOptions:
         from oomguard.cluster.placement.placer import Placer
         from oomguard.cluster.placement.refusal import Invocation
         from oomguard.cluster.placement.run_on_devices import RunPlacement
-        from oomguard.report.redact import mask_command
+        from oomguard.core.redact import mask_command
 
         folder = LeaseFolder(
             None if self.lease_folder is None else Path(self.lease_folder).absolute()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.report.redact import mask, mask_command
+from oomguard.core.redact import mask, mask_command
 
 
 @pytest.mark.parametrize(

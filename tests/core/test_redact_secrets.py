@@ -11,8 +11,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oomguard.report
-from oomguard.report.redact import mask, mask_command, token_rests
+import oomguard.core
+from oomguard.core.redact import mask, mask_command, token_rests
 
 LOWER = "a1b2c3d4e5f60718" * 5  # hexadecimal too
 MIXED = "aB3dE5fG7hJ9kL1m" * 5
@@ -398,7 +398,7 @@ def test_masking_twice_is_masking_once_whatever_stands_together(words, glue):
 
 
 def test_every_row_names_its_source():
-    table = tomllib.loads((Path(oomguard.report.__file__).parent / "secrets.toml").read_text())
+    table = tomllib.loads((Path(oomguard.core.__file__).parent / "secrets.toml").read_text())
 
     assert all(row["source"] for kind in ("token", "part", "program") for row in table[kind])
 

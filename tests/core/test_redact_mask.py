@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.report.redact import MASK, mask, mask_command, mask_value, unmasked
+from oomguard.core.redact import MASK, mask, mask_command, mask_value, unmasked
 
 
 def test_a_secret_is_hidden():

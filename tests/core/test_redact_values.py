@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.report.redact import value_at
+from oomguard.core.redact import value_at
 
 
 def test_a_value_ends_where_its_notation_ends_it():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.report.redact import hides_secrets_alone, mask_command
+from oomguard.core.redact import hides_secrets_alone, mask_command
 
 
 def test_a_secret_ends_where_the_shell_s_word_ends():
