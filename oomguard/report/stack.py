@@ -53,7 +53,10 @@ def print_stack(console: Console, stack: StackPlan) -> None:
     from rich.table import Table
 
     total = len(stack.services) + len(stack.missing)
-    why = f": {len(stack.services)} of {total} services have a place on {len(stack.gpus)} GPUs"
+    devices = "1 GPU"
+    if len(stack.gpus) > 1:
+        devices = f"{len(stack.gpus)} GPUs"
+    why = f": {len(stack.services)} of {total} services have a place on {devices}"
     console.print(verdict(stack.fit, why), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("service")
