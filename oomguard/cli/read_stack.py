@@ -24,8 +24,9 @@ def read_stack(
 
     Args:
         path: the YAML file.
-        request_of: reads the words behind ``oomguard plan``.
-        options: the options of the command line: the GPU if the file has none, and the version.
+        request_of: reads the words after ``oomguard plan``.
+        options: the options of the command line; they give the version, and the GPU if the file
+            names none.
 
     Raises:
         InputError: the file cannot be read.

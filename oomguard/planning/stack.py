@@ -128,35 +128,38 @@ def _smallest(name: str, request: StartRequest) -> PlacedService | str:
     A share that the user set stays as it is.
     """
 
-    def budget_of(step: int) -> StartBudget:
-        share = step / _SHARE_STEPS
-        settings = replace(request.settings, gpu_memory_utilization=share)
-        return budget_start(request.model, settings)
-
-    def is_enough(step: int) -> bool:
-        budget = budget_of(step)
+    def is_enough(budget: StartBudget) -> bool:
         return budget.spare_bytes >= budget.uncertainty_bytes
 
     low, high = 1, _SHARE_STEPS
     if _SHARE in request.given:
         low = high = round(request.settings.gpu_memory_utilization * _SHARE_STEPS)
     try:
-        if not is_enough(high):
-            return "; ".join(budget_of(high).reasons) or "more is uncertain than spare"
+        most = _budget(request, high / _SHARE_STEPS)
+        if not is_enough(most):
+            return "; ".join(most.reasons) or "more is uncertain than spare"
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
+            if is_enough(_budget(request, middle / _SHARE_STEPS)):
+                high = middle
+            else:
+                low = middle + 1
     except SettingError as error:
         return str(error)
     return _service(name, request, low / _SHARE_STEPS)
 
 
-def _service(name: str, request: StartRequest, share: float) -> PlacedService:
+def _budget(request: StartRequest, share: float) -> StartBudget:
     settings = replace(request.settings, gpu_memory_utilization=share)
-    budget = budget_start(request.model, settings)
+    return budget_start(request.model, settings)
+
+
+def _service(name: str, request: StartRequest, share: float) -> PlacedService:
+    budget = _budget(request, share)
     used = max(stage.used_bytes for stage in budget.stages)
-    beside = max(0, used + budget.kept_back_bytes - budget.requested_bytes)
-    needed = budget.requested_bytes + beside + budget.free_uncertain_bytes
+    outside_bytes = max(0, used + budget.kept_back_bytes - budget.requested_bytes)
+    needed = budget.requested_bytes + outside_bytes + budget.free_uncertain_bytes
+    settings = replace(request.settings, gpu_memory_utilization=share)
     return PlacedService(name, replace(request, settings=settings), budget, needed)
 
 

@@ -460,8 +460,8 @@ def complete_incident(
             n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)
         ]
     if incident.kind == _START_CHECK and context.sleeper_bytes:
-        beside = Fact("sleeper_bytes", context.sleeper_bytes, "solved")
-        incident = replace(incident, facts={**incident.facts, beside.name: beside})
+        sleeper = Fact("sleeper_bytes", context.sleeper_bytes, "solved")
+        incident = replace(incident, facts={**incident.facts, sleeper.name: sleeper})
     settings, complete = merged_settings(
         context.settings, given or {}, echo_complete=context.settings_complete
     )

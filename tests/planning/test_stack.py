@@ -18,19 +18,8 @@ from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.start import VllmSettings
 from oomguard.planning.stack import StackGpu, plan_stack
 from oomguard.planning.start import StartRequest
+from support.small_llama import CONFIG
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 16,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
 MODEL = read_model(ModelFiles("model", "config.json", CONFIG, None))
 LARGE = read_model(ModelFiles("large", "config.json", CONFIG | {"num_hidden_layers": 130}, None))
 

@@ -92,7 +92,7 @@ def _check_table(table: Parameter, shape: ModelShape, path: str) -> None:
 # decoder's embedding and head. Sources: vllm/model_executor/models/deepseek_mtp.py and
 # qwen3_5_mtp.py of 0.27.1.
 
-# DeepSeek V4's MTP layer has an embedding and a head of its own. Sources:
+# DeepSeek V4's MTP layer adds an embedding and a head. Sources:
 # vllm/models/deepseek_v4/nvidia/mtp.py of 0.32, and a start of 0.25 that printed 75.64 GiB, 1.0 GiB
 # more than without both.
 _OWN_TABLES: Final = frozenset({"deepseek_v4"})

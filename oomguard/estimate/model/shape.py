@@ -436,7 +436,7 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
         return named
     latent = count_of(text, "qk_rope_head_dim")
     if hidden % heads and latent:
-        # Latent attention has dimensions of its own for queries and values (GLM 4.7 Flash).
+        # Latent attention has other dimensions for queries and values (GLM 4.7 Flash).
         return latent
     if hidden % heads and not _attention_free(text):
         raise ConfigError(
