@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oomguard.core.incident import Incident, Patch
-from oomguard.core.setting_spellings import table_of
+from oomguard.core.settings import table_of
 from oomguard.diagnosis.diagnose import diagnose
 from support.figure import conclude
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         WakeUpError,
     )
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
-    from oomguard.core.timeline import MemoryUse, SeenCall, Timeline
+    from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
     from oomguard.diagnosis.diagnose import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched
     from oomguard.engines.ray.runtime_env import ray_runtime_env
@@ -144,7 +144,7 @@ _HOMES = {
     "cluster.placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
-    "core.timeline": ("MemoryUse", "SeenCall", "Timeline"),
+    "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook

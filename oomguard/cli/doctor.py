@@ -25,7 +25,7 @@ from oomguard.cli.options import (
 )
 from oomguard.core.errors import UsageError
 from oomguard.core.installation import install_hint
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.records import Check, Status
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.package import plugin_checks

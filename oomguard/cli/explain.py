@@ -62,7 +62,7 @@ def _page(text: str, rules: RuleSet) -> str:
     Raises:
         UsageError: if oomguard knows nothing like it.
     """
-    from oomguard.core.kinds import KINDS
+    from oomguard.core.incident import KINDS
     from oomguard.report.explain import cause_text, kind_text, message_text
 
     name = text.lower().replace("-", "_").replace(" ", "_")
@@ -131,7 +131,7 @@ def _near(text: str, rules: RuleSet) -> str:
     """Return the nearest codes, kinds and causes, or where all are listed."""
     import difflib
 
-    from oomguard.core.kinds import KINDS
+    from oomguard.core.incident import KINDS
 
     names = [rule.code for rule in rules.rules]
     names += [*KINDS, *dict.fromkeys(rule.cause for rule in rules.rules)]

@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError
-from oomguard.core.extensions import extension
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.setting_spellings import parse_assignment
+from oomguard.core.installation import extension
+from oomguard.core.settings import parse_assignment
 from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path
 
 if TYPE_CHECKING:

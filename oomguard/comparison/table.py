@@ -7,8 +7,7 @@ from typing import Final
 
 from oomguard.comparison.comparison import ComparedStart, ComparedValue, Kind, Row
 from oomguard.core.facts import GIB, FactValue
-from oomguard.core.setting_spellings import default_value, surfaces
-from oomguard.core.settings import SETTING_FACTS, SETTINGS, Unit
+from oomguard.core.settings import SETTING_FACTS, SETTINGS, Unit, default_value, surfaces
 
 UNKNOWN: Final = ComparedValue(None, "not printed")
 # Pairs of fact and setting: a log shows that these are on, never that they are off. A list of

@@ -14,8 +14,7 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, Patch, SettingInForce
-from oomguard.core.setting_spellings import Surface, flag_words, grammar, surface, surfaces
-from oomguard.core.settings import SETTINGS
+from oomguard.core.settings import SETTINGS, Surface, flag_words, grammar, surface, surfaces
 from oomguard.engines.start_attempt import EngineChange, StartedEngine, changes_with, failed_model
 from oomguard.engines.unwrap_command import Edit, Unread, replaced
 

@@ -18,7 +18,7 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
 from oomguard.guarding.intercept import entered, inside_call

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from oomguard.core.timeline import ALLOCATED, RESERVED, SIMULATED, Counter
+from oomguard.core.measurements import ALLOCATED, RESERVED, SIMULATED, Counter
 
 # Called before a peak is reset, so that earlier measurements can record it first.
 before_reset: Final[list[Callable[[], object]]] = []

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import DeadlineError
 from oomguard.core.facts import Fact, FactValue
-from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.core.kinds import CURABLE_KINDS
+from oomguard.core.incident import CURABLE_KINDS, Attempt, Diagnosis, Incident, Patch
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:

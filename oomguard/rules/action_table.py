@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from oomguard.core.facts import REGISTRY
-from oomguard.core.incident import CAUSES, PHASES, Incident
-from oomguard.core.kinds import KINDS
-from oomguard.core.setting_spellings import is_version_in
-from oomguard.core.settings import SETTINGS
+from oomguard.core.incident import CAUSES, KINDS, PHASES, Incident
+from oomguard.core.settings import SETTINGS, is_version_in
 from oomguard.rules.expressions import Expression, suggestion, trusted_expression
 from oomguard.rules.schema import Table
 from oomguard.rules.signature import check_versions

@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 from oomguard.core.errors import RuleError
 from oomguard.core.facts import REGISTRY, Fact
 from oomguard.core.files import read_tables
-from oomguard.core.incident import Cause, Evidence, Incident, Missing
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import KINDS, Cause, Evidence, Incident, Missing
 from oomguard.core.text import render
 from oomguard.rules.action_table import ActionTable, read_actions
 from oomguard.rules.expressions import compile_expression, trusted_expression

@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from oomguard.core.facts import REGISTRY, is_of_type
-from oomguard.core.incident import PHASES
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import KINDS, PHASES
 from oomguard.rules.expressions import suggestion
 from oomguard.rules.pattern import LazyPattern
 from oomguard.rules.schema import Table

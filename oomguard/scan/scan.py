@@ -17,6 +17,7 @@ from typing import Final
 
 from oomguard.core.facts import Fact
 from oomguard.core.incident import (
+    KINDS,
     Diagnosis,
     EngineStart,
     Evidence,
@@ -24,7 +25,6 @@ from oomguard.core.incident import (
     Location,
     SettingInForce,
 )
-from oomguard.core.kinds import KINDS
 from oomguard.core.text import strip_escapes
 from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 from oomguard.core.errors import InputError
 from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
-from oomguard.core.snapshot_records import (
+from oomguard.core.measurements import (
     DeviceMemory,
     Frame,
     LiveStack,

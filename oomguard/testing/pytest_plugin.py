@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from oomguard.core.errors import SettingError
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.testing.wordings import format_size
 
 if TYPE_CHECKING:

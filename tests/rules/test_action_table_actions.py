@@ -7,9 +7,17 @@ import itertools
 import pytest
 
 from oomguard.core.facts import GIB, Fact
-from oomguard.core.incident import CAUSES, PHASES, Cause, Effect, Incident, Patch
-from oomguard.core.kinds import KINDS, NOT_OOM_KINDS
-from oomguard.core.setting_spellings import engines
+from oomguard.core.incident import (
+    CAUSES,
+    KINDS,
+    NOT_OOM_KINDS,
+    PHASES,
+    Cause,
+    Effect,
+    Incident,
+    Patch,
+)
+from oomguard.core.settings import engines
 from oomguard.core.text import PLACEHOLDER
 from oomguard.diagnosis.diagnose import assess, default_rules
 from oomguard.engines.registry import launchers  # noqa: F401 - registers the engines' settings

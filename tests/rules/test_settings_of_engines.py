@@ -6,7 +6,7 @@ import itertools
 from functools import cache
 
 from oomguard.core.incident import Incident
-from oomguard.core.setting_spellings import engines, is_foreign
+from oomguard.core.settings import engines, is_foreign
 from oomguard.diagnosis.diagnose import assess
 from oomguard.diagnosis.rule_tests import incident_from
 from oomguard.remedy.policy import make_policy

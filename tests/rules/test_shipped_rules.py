@@ -7,8 +7,7 @@ import sys
 from collections import Counter
 from functools import cache
 
-from oomguard.core.incident import CAUSES, PHASES
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import CAUSES, KINDS, PHASES
 from oomguard.core.settings import SETTINGS
 from oomguard.diagnosis.rule_tests import problems
 from oomguard.remedy.from_log import SOLVERS

@@ -9,8 +9,7 @@ from typing import Any, Final, TypeVar, cast
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.setting_spellings import surface
-from oomguard.core.settings import setting
+from oomguard.core.settings import setting, surface
 from oomguard.remedy.planner import next_patches
 
 # The arguments of Ray Serve's builders: build_openai_app takes a list, build_llm_deployment one.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from oomguard.core.files import read_regular
 from oomguard.core.incident import SettingInForce
-from oomguard.core.setting_spellings import table_of
+from oomguard.core.settings import table_of
 from oomguard.engines.command import settings_given
 from oomguard.scan.effective_settings import CONFIG_FILE
 

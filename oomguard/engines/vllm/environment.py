@@ -15,7 +15,7 @@ from typing import Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
-from oomguard.core.setting_spellings import surface
+from oomguard.core.settings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.unwrap_command import InnerCommand, inner_commands
 

@@ -20,7 +20,7 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_tables
 from oomguard.core.incident import SettingInForce
-from oomguard.core.setting_spellings import flag_words, surface, surfaces
+from oomguard.core.settings import flag_words, surface, surfaces
 from oomguard.engines.command import flag_edits, settings_given
 from oomguard.engines.unwrap_command import Edit, InnerCommand, Unread, inner_commands
 from oomguard.engines.vllm.config_file import ConfigFile, read_config_file

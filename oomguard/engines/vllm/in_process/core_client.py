@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from oomguard.core.errors import Partial
 from oomguard.core.incident import SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.core.partial_results import Partial
 from oomguard.engines.start_attempt import RestartedEngine
 from oomguard.engines.vllm.in_process.requests import UnfinishedRequests
 from oomguard.probe.host import Cgroup, read_cgroup

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.errors import SettingError
-from oomguard.core.setting_spellings import parse_assignment
-from oomguard.core.settings import SETTINGS
+from oomguard.core.settings import SETTINGS, parse_assignment
 from support.each import each
 
 

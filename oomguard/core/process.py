@@ -1,8 +1,8 @@
-"""Start Python processes that load no code from the working directory.
+"""Describe this process, and start Python processes that load no code from the working directory.
 
 The working directory may be a stranger's model folder, and ``json.py`` in it is input, not a
-module. This file imports only modules that Python loads before it searches any folder, because
-``python -m oomguard`` runs this file first.
+module. At its top this file imports only modules that Python loads before it searches any folder,
+because ``python -m oomguard`` runs this file first.
 """
 
 import os
@@ -13,25 +13,67 @@ import sys
 _CODE_FOLDERS = ("PYTHONPATH", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX")
 
 
-def command(module: str) -> list[str]:
+_ON = frozenset({"1", "true", "yes", "on"})
+# Above this number, a shell, a container and systemd mean the signal that ended the command.
+_SIGNAL_BASE = 128
+# The last entry is the process that this one works for.
+_pid_of_run: list[int] = []
+
+
+def disabled() -> bool:
+    """Return whether OOMGUARD_DISABLE turns oomguard off; ``0``, empty and unset leave it on."""
+    return os.environ.get("OOMGUARD_DISABLE", "").strip().lower() in _ON
+
+
+def pid_of_run() -> int:
+    """Return the process id that the user would look for or stop.
+
+    Under ``oomguard run`` this is the supervisor, not the process that calls this function.
+    """
+    if _pid_of_run:
+        return _pid_of_run[-1]
+    return os.getpid()
+
+
+def set_pid_of_run(pid: int) -> None:
+    """Record the id of the process that this one works for."""
+    _pid_of_run[:] = [pid]
+
+
+def status_in_words(status: int) -> str:
+    """Describe an exit status in words.
+
+    >>> status_in_words(137)
+    'exit status 137, signal 9 (KILL)'
+    """
+    import signal
+
+    try:
+        name = signal.Signals(status - _SIGNAL_BASE).name.removeprefix("SIG")
+    except ValueError:
+        return f"exit status {status}"
+    return f"exit status {status}, signal {status - _SIGNAL_BASE} ({name})"
+
+
+def python_command(module: str) -> list[str]:
     """Return the command that runs ``main`` of one of oomguard's modules.
 
-    Start it with ``environment()``. ``-P`` keeps the working directory off its path. It loads
-    oomguard from the folder of this file, so that a checkout needs no path either. Flags that
-    ignore the environment or the user's site packages are passed on.
+    Start it with ``python_environment()``. ``-P`` keeps the working directory off its path. The
+    child loads oomguard from the folder of this file, so a checkout needs no path either. It
+    inherits the flags that ignore the environment or the user's site packages.
 
-        >>> command("oomguard.cli.analyst")[1]
+        >>> python_command("oomguard.cli.analyst")[1]
         '-P'
     """
-    flags = [
-        flag
-        for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site))
-        if on
-    ]
+    flags = []
+    if sys.flags.ignore_environment:
+        flags.append("-E")
+    if sys.flags.no_user_site:
+        flags.append("-s")
     return [sys.executable, "-P", *flags, os.path.abspath(__file__), module]
 
 
-def environment() -> dict[str, str]:
+def python_environment() -> dict[str, str]:
     """Return this process's variables without the entries that mean the working directory.
 
     Absolute entries stay, because the user named those folders. The child may start further Pythons

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.core.process_state import status_in_words
+from oomguard.core.process import status_in_words
 from support.each import each
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB
-from oomguard.core.setting_spellings import (
+from oomguard.core.settings import (
+    SETTINGS,
     as_env,
     as_flag,
     as_kwarg,
@@ -16,7 +17,6 @@ from oomguard.core.setting_spellings import (
     surface,
     surfaces,
 )
-from oomguard.core.settings import SETTINGS
 from oomguard.engines.command import flags_in
 from support.each import each
 
@@ -121,7 +121,7 @@ def renamed(monkeypatch):
         },
     }
     table = {"engine": "renamed", "settings": rows}
-    monkeypatch.setattr("oomguard.core.setting_spellings._tables", lambda: {"renamed": table})
+    monkeypatch.setattr("oomguard.core.settings._tables", lambda: {"renamed": table})
     surfaces.cache_clear()
     yield rows
     surfaces.cache_clear()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from oomguard.core.facts import GIB, Fact
-from oomguard.core.incident import Incident
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import KINDS, Incident
 from support.each import each
 
 

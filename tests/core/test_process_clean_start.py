@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.core import safe_python
+from oomguard.core import process
 from support.each import each
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_only_absolute_folders_of_code_reach_a_python_of_ours(name, given, kept,
     if given is not None:
         monkeypatch.setenv(name, given)
     before = dict(os.environ)
-    found = safe_python.environment()
+    found = process.python_environment()
     assert found.get(name) == kept
     assert found["PYTHONSAFEPATH"] == "1"
     assert dict(os.environ) == before
@@ -212,7 +212,7 @@ def test_a_folder_that_the_user_named_in_full_stays(monkeypatch, tmp_path):
     monkeypatch.setattr(
         sys, "path", ["/bin", str(tmp_path), str(tmp_path / "lib"), "", "lib", "/usr/lib"]
     )
-    safe_python.leave_working_directory()
+    process.leave_working_directory()
     assert sys.path == ["/bin", str(tmp_path), "/usr/lib"]
 
 
@@ -233,7 +233,7 @@ def test_a_working_directory_that_was_removed_is_no_failure(tmp_path, elsewhere)
 
 
 def test_flags_that_shut_the_environment_out_go_on(elsewhere):
-    source = "import sys; sys.path.insert(0, sys.argv[1]); from oomguard.core import safe_python; print(safe_python.command('m')[1:4])"
+    source = "import sys; sys.path.insert(0, sys.argv[1]); from oomguard.core import process; print(process.python_command('m')[1:4])"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", source, str(ROOT)], capture_output=True, text=True, check=True
     )
