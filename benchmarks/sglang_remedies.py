@@ -15,7 +15,7 @@ from typing import Any
 
 from oomguard.core.incident import Incident, Patch
 from oomguard.core.settings import table_of
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from support.figure import conclude
 
 DATA = Path(__file__).parent / "data" / "sglang_failures.toml"

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomguard.cluster.placement.place import PlacedDevices, place
-    from oomguard.comparison.comparison import Comparison
-    from oomguard.comparison.diff import diff
+    from oomguard.comparison import Comparison, diff
     from oomguard.core.errors import (
         ConfigError,
         DeadlineError,
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     )
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
     from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
-    from oomguard.diagnosis.diagnose import diagnose
+    from oomguard.diagnosis import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched
     from oomguard.engines.ray.runtime_env import ray_runtime_env
     from oomguard.estimate.call.trace import CallBudget
@@ -113,9 +112,8 @@ __all__ = [
 _HOMES = {
     "planning.plan": ("plan",),
     "planning.start": ("StartPlan",),
-    "comparison.comparison": ("Comparison",),
-    "comparison.diff": ("diff",),
-    "diagnosis.diagnose": ("diagnose",),
+    "comparison": ("Comparison", "diff"),
+    "diagnosis": ("diagnose",),
     "engines.ray.engine_arguments": ("ray_patched",),
     "engines.ray.runtime_env": ("ray_runtime_env",),
     "core.errors": (

@@ -17,7 +17,7 @@ from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.registry import insight_of
 from oomguard.engines.start_attempt import StartedEngine, failed_engine, failed_model
-from oomguard.probe.environment_variables import CUDA, HIP, PLAIN
+from oomguard.probe.checks import CUDA, HIP, PLAIN
 from oomguard.scan.effective_settings import ARGUMENTS, SCRIPT, SHARE, requested_share
 
 # Every program with torch reads these settings from a variable, so they are carried there, in

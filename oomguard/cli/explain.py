@@ -85,8 +85,7 @@ def _page(text: str, rules: RuleSet) -> str:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosis.diagnose import assess
-    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.policy import Policy
     from oomguard.report.explain import rule_text
 
@@ -120,7 +119,7 @@ def _incident(text: str, rules: RuleSet) -> Incident | None:
     """Return the failure that a signature finds in a text; None if there is none."""
     import io
 
-    from oomguard.diagnosis.diagnose import diagnose_lines
+    from oomguard.diagnosis import diagnose_lines
     from oomguard.scan.source import read_lines
 
     lines = read_lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))

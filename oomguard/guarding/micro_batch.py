@@ -645,7 +645,7 @@ class MicroBatchRun:
         clear(error, is_raised=error is self._first_error)
         release_after(failure, self._call, size)
         model = self._model(failure)
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
 
         diagnosis = self._ledger.diagnose(
             scanned,

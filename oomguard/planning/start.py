@@ -382,7 +382,7 @@ def _version(given: str | None) -> Version:
 
 def start_of_log(log: str) -> EngineStart:
     """Return a log's measured start; raises InputError if there is none."""
-    from oomguard.diagnosis.diagnose import diagnose_stream
+    from oomguard.diagnosis import diagnose_stream
     from oomguard.estimate.start.calibration import measured_start
     from oomguard.scan.source import open_log
 

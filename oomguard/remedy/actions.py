@@ -23,7 +23,7 @@ from oomguard.core.settings import (
 )
 from oomguard.core.text import first_known
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.rules.action_table import OUTSIDE, ActionTable, Situation
+from oomguard.rules.rule_files import OUTSIDE, ActionTable, Situation
 
 # Another device is an action outside oomguard, because the user must have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}

@@ -129,7 +129,7 @@ class Ledger:
             local_models: whether the memory model may read a model folder that the output names.
             behind: the memory model behind the failure; None: none is known.
         """
-        from oomguard.diagnosis.diagnose import assess_all
+        from oomguard.diagnosis import assess_all
 
         self.tried.update((self.settings if failed_with is None else failed_with).items())
         found = assess_all(

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from oomguard.core.incident import CAUSES, KINDS, PHASES
-from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
+from oomguard.diagnosis import diagnose, diagnose_stream
 from oomguard.report.json import to_dict
 
 ROOT = Path(__file__).parents[2]

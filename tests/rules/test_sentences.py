@@ -9,7 +9,7 @@ from oomguard.core.facts import GIB, MIB, REGISTRY, Fact
 from oomguard.core.incident import KINDS, Incident, headline
 from oomguard.core.settings import SETTINGS, engines, surfaces
 from oomguard.core.text import PLACEHOLDER, render
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import as_sentence
 from oomguard.rules.rule_files import RuleSet, explain

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.probe.live_storages import LiveStorages, PeakMeter
+from oomguard.probe.torch_memory import LiveStorages, PeakMeter
 
 
 @dataclass

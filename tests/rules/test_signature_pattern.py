@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.core.errors import RuleError
-from oomguard.rules.pattern import MAX_REPEATED_CHARS, compile_pattern, too_much_repetition
 from oomguard.rules.rule_files import load_rules
+from oomguard.rules.signature import MAX_REPEATED_CHARS, compile_pattern, too_much_repetition
 
 
 def pattern(text: str):

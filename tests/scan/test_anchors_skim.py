@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oomguard.scan.skim as skim_module
-from oomguard.scan.anchors import finder
-from oomguard.scan.skim import LINES_AFTER, LINES_BEFORE, Gap, skim
-from oomguard.scan.source import Line, read_lines
+import oomguard.scan.anchors as skim_module
+from oomguard.scan.anchors import LINES_AFTER, LINES_BEFORE, finder, skim
+from oomguard.scan.source import Gap, Line, read_lines
 
 ANCHOR = b"CUDA out of memory"
 FINDER = finder((ANCHOR.decode(),))

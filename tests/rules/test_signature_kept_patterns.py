@@ -8,8 +8,8 @@ import marshal
 import pytest
 import regex
 
-from oomguard.rules import pattern
-from oomguard.rules.pattern import PatternCache, trusted_pattern
+from oomguard.rules import signature
+from oomguard.rules.signature import PatternCache, trusted_pattern
 
 TEXT = r"(?i)Tried to allocate (?P<tried>{size})(?=\. GPU)"
 LOG = "CUDA out of memory. tried to  allocate 24.56 MiB. GPU 0 has"
@@ -18,7 +18,7 @@ LOG = "CUDA out of memory. tried to  allocate 24.56 MiB. GPU 0 has"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(pattern.atexit, "register", lambda call: call)
+    monkeypatch.setattr(signature.atexit, "register", lambda call: call)
     return tmp_path / "oomguard"
 
 
@@ -31,7 +31,7 @@ def kept_once() -> PatternCache:
 
 def test_a_kept_pattern_is_not_compiled_again_and_finds_the_same(monkeypatch):
     kept_once()
-    monkeypatch.setattr(pattern, "trusted_pattern", None)
+    monkeypatch.setattr(signature, "trusted_pattern", None)
 
     again = PatternCache().compiled(TEXT)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.probe.environment_variables import allocator_checks, visible_devices_checks
+from oomguard.probe.checks import allocator_checks, visible_devices_checks
 
 CUDA, PLAIN, HIP = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from oomguard.probe.nvml import Device
-from oomguard.probe.processes import is_engine, memory_holders, sees_host_pids, vllm_orphans
+from oomguard.probe.nvml import Device, is_engine, memory_holders, sees_host_pids, vllm_orphans
 
 
 def device(*pids: int) -> tuple[Device, ...]:

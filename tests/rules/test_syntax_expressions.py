@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.errors import RuleError
 from oomguard.core.facts import Fact
-from oomguard.rules.expressions import Expression, compile_expression, suggestion
+from oomguard.rules.syntax import Expression, compile_expression, suggestion
 
 
 def expression(source: str, result: str | None = "bool") -> Expression:

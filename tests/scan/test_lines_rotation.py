@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose_stream
+from oomguard.diagnosis import diagnose_stream
 from oomguard.scan.source import open_log
 from tests.scan.runtime_logs import FAILURE, HEALTHY, pieces_of, tagged
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.scan import safe_pickle
+from oomguard.scan import snapshot
 from oomguard.scan.inputs import is_pickle
-from oomguard.scan.safe_pickle import (
+from oomguard.scan.snapshot import (
     CutOffError,
     RefusedError,
-    check,
-    load,
+    check_pickle,
+    load_pickle,
+    summarize,
     without_collections,
 )
-from oomguard.scan.snapshot import summarize
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example
 
@@ -51,7 +51,7 @@ def test_hostile_pickle_runs_nothing_and_its_import_is_named(
     for kind, content in hostile_pickles(marker).items():
         assert is_pickle(content[:512]), kind
         with pytest.raises(RefusedError) as caught:
-            summarize(load(content))
+            summarize(load_pickle(content))
         assert not marker.exists(), kind
         if kind.split()[0] in {"REDUCE", "GLOBAL", "INST", "OBJ", "STACK_GLOBAL"}:
             wanted = re.search(
@@ -68,7 +68,7 @@ def test_hostile_pickles_would_run_under_plain_pickle(tmp_path: Path):
 
 @given(PLAIN, st.integers(2, 5))
 def test_plain_data_is_read_as_pickle_reads_it(value: object, protocol: int):
-    assert load(pickle.dumps({"value": value}, protocol)) == {"value": value}
+    assert load_pickle(pickle.dumps({"value": value}, protocol)) == {"value": value}
 
 
 @given(st.data())
@@ -79,7 +79,7 @@ def test_damaged_snapshot_is_read_or_refused_cleanly(data: st.DataObject):
         content[at] = data.draw(st.integers(0, 255))
     content += data.draw(st.sampled_from([b"", b".", b"ue.", b"\x93R."]))
     with contextlib.suppress(RefusedError):
-        summarize(load(bytes(content)))
+        summarize(load_pickle(bytes(content)))
 
 
 @given(PLAIN)
@@ -110,7 +110,7 @@ def test_any_plain_data_is_a_snapshot_or_refused(value: object):
 )
 def test_a_damaged_pickle_is_refused_with_its_reason(content: bytes, reason: str):
     with pytest.raises(RefusedError, match=reason):
-        load(content)
+        load_pickle(content)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -126,25 +126,25 @@ def test_a_snapshot_that_is_cut_anywhere_is_told_as_cut_off(protocol: int):
     content = pickle.dumps({**made.snapshot(), "ratio": 0.5}, protocol)
     for size in range(2, len(content)):
         with pytest.raises(CutOffError):
-            check(content[:size])
-    check(content)
+            check_pickle(content[:size])
+    check_pickle(content)
 
 
 def test_lists_nested_a_million_deep_are_no_snapshot(monkeypatch: pytest.MonkeyPatch):
     deep = b"\x80\x04" + b"]" * 1_000_000 + b"a" * 999_999 + b"."
     with pytest.raises(RefusedError, match="no segments"):
-        summarize(load(deep))
-    monkeypatch.setattr(safe_pickle, "MOST_CONTAINERS", 999_999)
+        summarize(load_pickle(deep))
+    monkeypatch.setattr(snapshot, "MOST_CONTAINERS", 999_999)
     with pytest.raises(RefusedError, match="more than 999,999"):
-        load(deep)
+        load_pickle(deep)
 
 
 def test_file_beyond_the_limit_is_refused_before_reading(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(safe_pickle, "MOST_BYTES", 100)
+    monkeypatch.setattr(snapshot, "MOST_PICKLE_BYTES", 100)
     with pytest.raises(RefusedError, match="more than"):
-        load(pickle.dumps(example().in_pieces()))
+        load_pickle(pickle.dumps(example().in_pieces()))
 
 
 def test_a_log_is_no_pickle():
@@ -163,7 +163,7 @@ def test_the_collector_is_as_it_was_after_a_refusal():
     assert gc.isenabled()
     with pytest.raises(RefusedError), without_collections():
         assert not gc.isenabled()
-        load(b"\x80\x04")
+        load_pickle(b"\x80\x04")
     assert gc.isenabled()
 
 
@@ -171,7 +171,7 @@ def test_the_collector_is_as_it_was_after_a_refusal():
 def test_an_old_pickle_of_plain_data_is_accused_of_nothing(protocol: int):
     """Texts in it hold what would be instructions elsewhere."""
     with pytest.raises(RefusedError) as caught:
-        check(
+        check_pickle(
             pickle.dumps(
                 {"segments": ["active_allocated", "device\nstep\nstop"], "c": "icache\nx\n"},
                 protocol,

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from oomguard.core.errors import InputError
-from oomguard.scan.follow import Event, LogChange, follow, follow_stream
+from oomguard.scan.source import Event, LogChange, follow, follow_stream
 
 POLL_S, QUIET_S = 0.01, 0.05
 

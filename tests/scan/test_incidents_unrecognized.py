@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.diagnosis.diagnose import default_rules, diagnose
+from oomguard.diagnosis import default_rules, diagnose
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard import diagnose
-from oomguard.diagnosis.diagnose import diagnose_stream
-from oomguard.scan.skim import Gap
-from oomguard.scan.source import MAX_SEGMENT_CHARS, Line
-from oomguard.scan.split_lines import join_pieces
+from oomguard.diagnosis import diagnose_stream
+from oomguard.scan.lines import join_pieces
+from oomguard.scan.source import MAX_SEGMENT_CHARS, Gap, Line
 from tests.scan.runtime_logs import FAILURE, HEALTHY, pieces_of, tagged
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from oomguard.rules.rule_files import load_rules
-from oomguard.scan.anchors import finder
+from oomguard.scan.anchors import KEPT, LEAST_RUN, Repeats, finder, skim, without
 from oomguard.scan.scan import scan
-from oomguard.scan.skim import KEPT, LEAST_RUN, Gap, Repeats, skim, without
+from oomguard.scan.source import Gap
 
 RULES = load_rules()
 FAILURE = (

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from oomguard.probe.host import Cgroup
-from oomguard.probe.host_limits import (
+from oomguard.probe.checks import (
     address_space_check,
     cgroup_check,
     data_check,
@@ -17,6 +16,7 @@ from oomguard.probe.host_limits import (
     shm_check,
     wsl_check,
 )
+from oomguard.probe.host import Cgroup
 
 GIB = 2**30
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from oomguard.probe.device_checks import device_checks, left_over_checks
-from oomguard.probe.nvml import Device
-from oomguard.probe.processes import Holder
+from oomguard.probe.checks import device_checks, left_over_checks
+from oomguard.probe.nvml import Device, Holder
 from support.each import each
 
 GIB = 2**30

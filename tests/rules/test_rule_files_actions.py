@@ -19,12 +19,11 @@ from oomguard.core.incident import (
 )
 from oomguard.core.settings import engines
 from oomguard.core.text import PLACEHOLDER
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.engines.registry import launchers  # noqa: F401 - registers the engines' settings
 from oomguard.remedy.actions import with_actions
 from oomguard.remedy.policy import Policy
-from oomguard.rules.action_table import ActionTable
-from oomguard.rules.rule_files import load_rules
+from oomguard.rules.rule_files import ActionTable, load_rules
 
 FRAMEWORKS = (*engines(), "torch", "any", "unknown", "host", "ray", "jax")
 

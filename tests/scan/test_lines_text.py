@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.scan.log_prefixes import peel, strip_escapes, unwrap, without_escaped_breaks
+from oomguard.scan.lines import peel, strip_escapes, unwrap, without_escaped_breaks
 
 ERROR = "ERROR 03-04 10:00:01 [core.py:700] "
 
