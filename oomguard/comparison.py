@@ -175,7 +175,11 @@ class Comparison(Record):
     @property
     def changes(self) -> tuple[Row, ...]:
         """Return the rows that both logs have with different values."""
-        return tuple(row for row in self.rows if row.changed)
+        found = []
+        for row in self.rows:
+            if row.changed:
+                found.append(row)
+        return tuple(found)
 
     @property
     def differs(self) -> bool:
@@ -219,7 +223,11 @@ def rows_of(old: ComparedStart, new: ComparedStart) -> tuple[Row, ...]:
         *_budget(old, new),
         *_capacity(old, new),
     ]
-    return tuple(row for row in rows if {row.old.origin, row.new.origin} != {"not printed"})
+    found = []
+    for row in rows:
+        if {row.old.origin, row.new.origin} != {"not printed"}:
+            found.append(row)
+    return tuple(found)
 
 
 def _version_rows(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
@@ -256,16 +264,19 @@ def _printed(value: FactValue | None) -> ComparedValue:
 
 def _settings(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
     named = {**old.start.settings, **new.start.settings}.keys() - _SAME_AS_MODEL
-    known = {
-        name
-        for name, fact in SETTING_FACTS.items()
-        if fact in old.start.facts or fact in new.start.facts
-    }
+    known = set()
+    for name, fact in SETTING_FACTS.items():
+        if fact in old.start.facts or fact in new.start.facts:
+            known.add(name)
     for side in (old, new):
         names = surfaces(side.start.framework)
-        known |= {name for name in names if _default(side, name) is not None}
+        for name in names:
+            if _default(side, name) is not None:
+                known.add(name)
     listed = ["model", *SETTINGS, *sorted(named - SETTINGS.keys() - {"model"})]
-    for name in (n for n in listed if n in named | known):
+    for name in listed:
+        if name not in named | known:
+            continue
         was = setting_of(old, name)
         now = setting_of(new, name)
         if {was.origin, now.origin} & {
@@ -362,10 +373,10 @@ def _part(side: ComparedStart, name: str) -> ComparedValue:
     before = side.start.facts.get("used_before_start_bytes")
     if name == "in use at the start" and before is not None:
         return ComparedValue(before.value, "solved", _SOLVED_SLACK_BYTES)
-    part = next((part for part in side.start.budget.parts if part.name == name), None)
-    if part is None:
-        return UNKNOWN
-    return ComparedValue(part.bytes, "solved", _SOLVED_SLACK_BYTES)
+    for part in side.start.budget.parts:
+        if part.name == name:
+            return ComparedValue(part.bytes, "solved", _SOLVED_SLACK_BYTES)
+    return UNKNOWN
 
 
 # vLLM's version changes the engine's generation and when it counts CUDA graphs.
@@ -504,7 +515,9 @@ def explain(
         )
         return (Explanation(text),)
     first = list(engine_generation(old, new))
-    found = [e for explainer in _EXPLAINERS for e in explainer(old, new, table)]
+    found: list[Explanation] = []
+    for explainer in _EXPLAINERS:
+        found += explainer(old, new, table)
     found.sort(key=lambda e: (e.kv_cache_bytes is None, -abs(e.kv_cache_bytes or 0)))
     return (*first, *found)
 
@@ -517,8 +530,8 @@ def different_engines(old: ComparedStart, new: ComparedStart) -> bool:
 
 def not_explained(rows: tuple[Row, ...], explanations: tuple[Explanation, ...]) -> float | None:
     """Return the KV cache's unexplained change in bytes, or None if it is small or unknown."""
-    row = next((row for row in rows if row.name == "KV cache" and row.changed), None)
-    if row is None or row.difference is None:
+    row = {row.name: row for row in rows}.get("KV cache")
+    if row is None or not row.changed or row.difference is None:
         return None
     rest = row.difference - sum(e.kv_cache_bytes or 0 for e in explanations)
     if abs(rest) > max(2 * SMALL_BYTES, 3 * row.slack):
@@ -560,7 +573,10 @@ def _utilization(
 
 
 def _who(row: Row) -> str:
-    set_by = [side for side, value in (("OLD", row.old), ("NEW", row.new)) if value.origin == "set"]
+    set_by = []
+    for side, value in (("OLD", row.old), ("NEW", row.new)):
+        if value.origin == "set":
+            set_by.append(side)
     if set_by:
         return f" (set in {' and '.join(set_by)})"
     return ""
@@ -589,17 +605,19 @@ def _given_pool(old: ComparedStart, new: ComparedStart, table: RowsByName) -> It
     row = table.get("kv_cache_memory_bytes")
     if row is None or not row.changed:
         return
-    was, now = (
-        "left to the utilization"
-        if v.number is None
-        else f"{format_gib(v.number)} as the user set it"
-        for v in (row.old, row.new)
-    )
+    was = _given_size(row.old)
+    now = _given_size(row.new)
     pool = table.get("KV cache")
-    yield Explanation(
-        f"The KV cache's size is {now} in NEW, {was} in OLD.",
-        pool.difference if pool and pool.changed else None,
-    )
+    gain = None
+    if pool and pool.changed:
+        gain = pool.difference
+    yield Explanation(f"The KV cache's size is {now} in NEW, {was} in OLD.", gain)
+
+
+def _given_size(value: ComparedValue) -> str:
+    if value.number is None:
+        return "left to the utilization"
+    return f"{format_gib(value.number)} as the user set it"
 
 
 def _parts(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
@@ -629,11 +647,10 @@ def _parts(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterato
 
 
 def _because(table: RowsByName, part: str) -> str:
-    changes = [
-        f"{name} {_amount(row, row.old.value)} -> {_amount(row, row.new.value)}"
-        for name in _MOVED_BY.get(part, ())
-        if (row := table.get(name)) is not None and row.changed
-    ]
+    changes = []
+    for name in _MOVED_BY.get(part, ()):
+        if (row := table.get(name)) is not None and row.changed:
+            changes.append(f"{name} {_amount(row, row.old.value)} -> {_amount(row, row.new.value)}")
     if changes:
         return f" ({', '.join(changes)})"
     return ""
@@ -764,7 +781,10 @@ def compare(old: ComparedStart, new: ComparedStart) -> Comparison:
 
 
 def _headline(old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]) -> str:
-    changed = {row.name: row for row in rows if row.changed}
+    changed = {}
+    for row in rows:
+        if row.changed:
+            changed[row.name] = row
     what: list[str] = []
     if different_engines(old, new):
         what.append("different engines")
@@ -798,7 +818,10 @@ def _versions(old: ComparedStart, new: ComparedStart) -> str:
 
 def _largest(changed: dict[str, Row]) -> list[str]:
     """Describe the change of the KV cache, or else the largest change of the budget."""
-    parts = [row for row in changed.values() if row.kind == "budget" and row.difference]
+    parts = []
+    for part in changed.values():
+        if part.kind == "budget" and part.difference:
+            parts.append(part)
     row = changed.get("KV cache") or max(
         parts, key=lambda row: abs(row.difference or 0), default=None
     )
@@ -848,11 +871,9 @@ def _unknown(
             missing = []
         else:
             missing = ["engine version"]
-        missing += [
-            row.name
-            for row in rows
-            if row.name in _NAMED and getattr(row, key).origin == "not printed"
-        ]
+        for row in rows:
+            if row.name in _NAMED and getattr(row, key).origin == "not printed":
+                missing.append(row.name)
         if missing:
             texts.append(f"not printed by {name}: {', '.join(missing)}")
         if not side.start.settings_complete:
@@ -863,7 +884,10 @@ def _unknown(
     else:
         rest = not_explained(rows, explanations)
     if rest is not None:
-        parts = [row.name for row in rows if row.name in _OF_THE_BUDGET and not row.known]
+        parts = []
+        for row in rows:
+            if row.name in _OF_THE_BUDGET and not row.known:
+                parts.append(row.name)
         if parts:
             where = f"; only one log prints {', '.join(parts)}"
         else:
@@ -946,14 +970,9 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
     if not starts:
         raise InputError(f"{name}: the log has no start of an engine", hint=LOOKED_FOR)
     if number is None:
-        chosen = next((start for start in reversed(starts) if start.facts.keys() & _FIGURES), None)
-        if chosen:
-            failed = None
-        else:
-            failed = next((s for s in reversed(starts) if _failure(diagnosis, s.number)), None)
-        start = chosen or failed or starts[-1]
+        start = _most_telling(diagnosis, starts)
     else:
-        found = next((start for start in starts if start.number == number), None)
+        found = {start.number: start for start in starts}.get(number)
         if found is None:
             numbers = ", ".join(str(start.number) for start in starts)
             raise InputError(
@@ -971,8 +990,25 @@ def _failure(diagnosis: Diagnosis, number: int) -> Incident | None:
 
     It is the first out-of-memory failure, else the first incident, else None.
     """
-    own = [incident for incident in diagnosis.incidents if incident.start == number]
-    return next((incident for incident in own if incident.is_oom), own[0] if own else None)
+    own = []
+    for incident in diagnosis.incidents:
+        if incident.start == number:
+            own.append(incident)
+    for incident in own:
+        if incident.is_oom:
+            return incident
+    return own[0] if own else None
+
+
+def _most_telling(diagnosis: Diagnosis, starts: list[EngineStart]) -> EngineStart:
+    """Return the last start with numbers, else the last failed one, else the last."""
+    for start in reversed(starts):
+        if start.facts.keys() & _FIGURES:
+            return start
+    for start in reversed(starts):
+        if _failure(diagnosis, start.number):
+            return start
+    return starts[-1]
 
 
 def _of_incidents(diagnosis: Diagnosis) -> list[EngineStart]:
@@ -980,22 +1016,33 @@ def _of_incidents(diagnosis: Diagnosis) -> list[EngineStart]:
 
     Examples: a message alone, a log without its beginning.
     """
-    numbers = dict.fromkeys(i.start for i in diagnosis.incidents if i.facts.keys() & _TELLS_A_START)
-    return [
-        EngineStart(n, i.framework, i.framework_version, None, {}, i.settings, i.settings_complete)
-        for n in numbers
-        if (i := _failure(diagnosis, n)) is not None
-    ]
+    found: dict[int, EngineStart] = {}
+    for incident in diagnosis.incidents:
+        number = incident.start
+        failure = _failure(diagnosis, number)
+        if failure is None or number in found or not incident.facts.keys() & _TELLS_A_START:
+            continue
+        found[number] = EngineStart(
+            number,
+            failure.framework,
+            failure.framework_version,
+            None,
+            {},
+            failure.settings,
+            failure.settings_complete,
+        )
+    return list(found.values())
 
 
 def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
     """Add the failure's facts to a start; the start's own printed facts take precedence."""
     facts: dict[str, Fact] = dict(start.facts)
     if incident is not None:
-        facts = {
-            **{name: fact for name, fact in incident.facts.items() if name in _OF_THE_START},
-            **facts,
-        }
+        told = {}
+        for name, fact in incident.facts.items():
+            if name in _OF_THE_START:
+                told[name] = fact
+        facts = {**told, **facts}
     _add_capacity(facts, start)
     if incident is not None and start.framework == "unknown":
         framework = incident.framework
@@ -1004,8 +1051,10 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
     budget = budget_of_start(facts)
     if incident is not None:  # a failed start: the rest is not free, the start would have used it
         reached = {part.name for part in start.budget.parts}
-        parts = tuple(part for part in budget.parts if part.name != "free" or part.name in reached)
-        budget = replace(budget, parts=parts)
+        parts = list(budget.parts)
+        if "free" not in reached:
+            parts = [part for part in parts if part.name != "free"]
+        budget = replace(budget, parts=tuple(parts))
     return replace(start, framework=framework, facts=MappingProxyType(facts), budget=budget)
 
 

@@ -243,10 +243,10 @@ def assess(
         missing=find_missing(planned, rules.missing, is_live=local_models or behind is not None),
     )
     if planned.certainty_ratio is not None:
-        told = tuple(
-            replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan
-        )
-        planned = replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
+        patches = []
+        for patch in planned.plan:
+            patches.append(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON))
+        planned = replace(planned, plan=tuple(patches), unknown=(_UNRECOGNIZED, *planned.unknown))
     return with_actions(planned, rules.actions)
 
 
@@ -274,36 +274,37 @@ def assess_all(
     model: str | None = None,
     behind: FailureModel | None = None,
 ) -> Diagnosis:
-    """Explain every incident of a scan and plan for it; the arguments are the same as for
-    ``assess``.
+    """Explain every incident of a scan and plan for it.
+
+    The arguments are the same as for ``assess``.
     """
-    incidents = tuple(
-        _with_each_cause_once(
-            assess(
-                i,
-                rules,
-                policy,
-                tried,
-                given=given,
-                local_models=local_models,
-                model=model,
-                behind=behind,
-            )
+    incidents = []
+    for observed in diagnosis.incidents:
+        assessed = assess(
+            observed,
+            rules,
+            policy,
+            tried,
+            given=given,
+            local_models=local_models,
+            model=model,
+            behind=behind,
         )
-        for i in diagnosis.incidents
-    )
-    starts = tuple(
-        replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts
-    )
-    steps = dict.fromkeys(
-        step for incident in incidents if (step := failed_step(incident.facts)) is not None
-    )
+        incidents.append(_with_each_cause_once(assessed))
+    starts = []
+    for start in diagnosis.starts:
+        starts.append(replace(start, budget=budget_of_start(start.facts)))
+    notes = list(diagnosis.notes)
+    notes += [failed_step(incident.facts) or "" for incident in incidents]
+    # On this machine the model is the user's own, so there is nothing to say about it.
     if not local_models:
-        steps |= dict.fromkeys(
-            note for one in incidents if (note := note_on_model(one, model)) is not None
-        )
-    notes = (*diagnosis.notes, *(step for step in steps if step not in diagnosis.notes))
-    return replace(diagnosis, incidents=incidents, notes=notes, starts=starts)
+        notes += [note_on_model(incident, model) or "" for incident in incidents]
+    return replace(
+        diagnosis,
+        incidents=tuple(incidents),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
+        starts=tuple(starts),
+    )
 
 
 def diagnose_lines(
@@ -393,19 +394,23 @@ def diagnose_stream(
 
 def _without_cut_end(diagnosis: Diagnosis) -> Diagnosis:
     """Drop an engine's end whose traceback a log rotation cut; the next log has the exception."""
-    cut = [
-        one
-        for one in diagnosis.incidents
-        if one.message.startswith(ENGINE_ENDS) and "engine_error" not in one.facts
-    ]
-    if not cut or next(lines_behind(diagnosis.source), None) is None:
-        return diagnosis
-    return replace(diagnosis, incidents=tuple(one for one in diagnosis.incidents if one not in cut))
+    whole = []
+    for one in diagnosis.incidents:
+        is_cut = one.message.startswith(ENGINE_ENDS) and "engine_error" not in one.facts
+        if not is_cut:
+            whole.append(one)
+    is_any_cut = len(whole) < len(diagnosis.incidents)
+    if is_any_cut and next(lines_behind(diagnosis.source), None) is not None:
+        return replace(diagnosis, incidents=tuple(whole))
+    return diagnosis
 
 
 def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
     """Drop an engine's death whose cause is in the log before the rotation."""
-    dead = [one for one in diagnosis.incidents if one.kind == "engine_dead"]
+    dead = []
+    for one in diagnosis.incidents:
+        if one.kind == "engine_dead":
+            dead.append(one)
     if (
         not dead
         or len(dead) < len(diagnosis.incidents)
@@ -413,10 +418,8 @@ def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
     ):
         return diagnosis
     path, lines = before
-    if not any(
-        one.is_oom
-        for one in scan(join_pieces(lines, behind=lines_behind(str(path))), rules).incidents
-    ):
+    earlier = scan(join_pieces(lines, behind=lines_behind(str(path))), rules)
+    if not any(one.is_oom for one in earlier.incidents):
         return diagnosis
     note = (
         f"the cause of the engine's death at line {dead[0].location.line} is in the "
@@ -491,7 +494,10 @@ def _source_of(
     Raises:
         UsageError: the source has another type, or not exactly one is given.
     """
-    given = [one for one in (source, text, path) if one is not None]
+    given = []
+    for one in (source, text, path):
+        if one is not None:
+            given.append(one)
     if len(given) > 1 or (source is None and not given):
         raise UsageError(
             f"diagnose takes {_SOURCES}, and exactly one of them, not {len(given)}",
@@ -545,10 +551,9 @@ def user_settings(settings: Mapping[str, FactValue] | None) -> dict[str, Setting
     Raises:
         SettingError: a setting is unknown or its value is invalid.
     """
-    known = {
-        setting(name).name: parse_value(name, str(value))
-        for name, value in (settings or {}).items()
-    }
+    known = {}
+    for name, value in (settings or {}).items():
+        known[setting(name).name] = parse_value(name, str(value))
     return {name: SettingInForce(name, value, None, "given") for name, value in known.items()}
 
 
@@ -664,10 +669,8 @@ def problems(rules: RuleSet) -> list[str]:
     for rule in rules.rules:
         found += [f"{rule.path}: {text}" for text in _rule_problems(rule, rules)]
     for quotation in rules.quotations:
-        found += [
-            f"quotation {quotation.name!r}: {text}"
-            for text in _quotation_problems(quotation, rules)
-        ]
+        for text in _quotation_problems(quotation, rules):
+            found.append(f"quotation {quotation.name!r}: {text}")
     return found
 
 
@@ -677,13 +680,18 @@ def _lines(log: str) -> Iterator[Line]:
 
 def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
     alone = RuleSet((signature,), ())
+    ends = []
+    for other in rules.signatures:
+        if other.kind == "engine_dead":
+            ends.append(other)
     hit: set[str] = set()
     negatives = 0
     for i, test in enumerate(signature.tests):
         text = " ".join(test["log"].split())
-        matched = [
-            w for w in signature.wordings if w.anchor in text and w.pattern.search(test["log"])
-        ]
+        matched = []
+        for w in signature.wordings:
+            if w.anchor in text and w.pattern.search(test["log"]):
+                matched.append(w)
         hit |= {w.pattern.pattern for w in matched}
         if test.get("expect_no_match"):
             negatives += 1
@@ -696,9 +704,7 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         probe = test["log"]
         if signature.kind is None:  # only a following incident shows the facts of a context line
             probe += "\nRuntimeError: Engine core initialization failed. See root cause above."
-            alone = RuleSet(
-                tuple(s for s in rules.signatures if s is signature or s.kind == "engine_dead"), ()
-            )
+            alone = RuleSet((signature, *ends), ())
         incidents = scan(_lines(probe), alone).incidents
         wanted = (
             "none" if any(wording.ends == "told" for wording in matched) else "one"
@@ -713,7 +719,8 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
                     f"test[{i}]: {name} is {fact.value if fact else 'missing'}, expected {value}"
                 )
         owners = {i.kind for i in scan(_lines(test["log"]), rules).incidents} - {None}
-        own = {signature.kind, *(w.kind for w in matched if w.kind), *signature.becomes.values()}
+        own = {signature.kind, *signature.becomes.values()}
+        own |= {wording.kind for wording in matched}
         if signature.kind is not None and not (len(owners) == 1 and owners <= own):
             yield (
                 f"test[{i}] is claimed by "
@@ -784,9 +791,8 @@ def model_from(test: Mapping[str, Any]) -> CallModel | None:
     rows = facts.get("batch_size", 1)
     base = facts.get("baseline_bytes")
     numbers = (rows, *figures.values(), *(() if base is None else (base,)))
-    if not set(figures) <= _CALL_FIGURES or not all(
-        type(n) is int and 0 < n < 2**63 for n in numbers
-    ):
+    are_possible = all(type(number) is int and 0 < number < 2**63 for number in numbers)
+    if not are_possible or not set(figures) <= _CALL_FIGURES:
         raise SettingError(
             "call: numbers must be above zero",
             hint=f"one or more of {', '.join(sorted(_CALL_FIGURES))}",
@@ -799,7 +805,10 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
     covered: set[str] = set()
     negatives = 0
     for i, test in enumerate(rule.tests):
-        strangers = [name for name in test["facts"] if name not in REGISTRY]
+        strangers = []
+        for name in test["facts"]:
+            if name not in REGISTRY:
+                strangers.append(name)
         if strangers:
             yield f"test[{i}]: unknown facts: {', '.join(strangers)}"
             continue
@@ -814,7 +823,11 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             if matches(rule, incident):
                 yield f"test[{i}] matches, but should not"
             continue
-        cause = next((c for c in incident.causes if c.rule == rule.code), None)
+        cause = None
+        for c in incident.causes:
+            if c.rule == rule.code:
+                cause = c
+                break
         if cause is None:
             yield f"test[{i}] does not match"
             continue
@@ -823,9 +836,8 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             yield f"test[{i}]: the cause is {cause.id}, expected {expect['cause']}"
         if expect.get("text", "") not in cause.explanation:
             yield f"test[{i}]: the text is {cause.explanation!r}"
-        planned = {p.setting: (p.new, p.reason) for p in incident.plan} | {
-            a.setting: (a.new, a.why_not) for a in incident.alternatives
-        }
+        planned = {p.setting: (p.new, p.reason) for p in incident.plan}
+        planned |= {a.setting: (a.new, a.why_not) for a in incident.alternatives}
         for row in [*expect.get("plan", []), *expect.get("alternatives", [])]:
             covered.add(row["setting"])
             value, reason = planned.get(row["setting"], ("absent", ""))

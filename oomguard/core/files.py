@@ -89,9 +89,11 @@ def _read(stream: IO[bytes], size_bytes: int, most_bytes: int) -> bytes:
 
 def _check(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        kind = next(
-            (name for is_kind, name in _KINDS if is_kind(mode)), "is of a kind that cannot be read"
-        )
+        kind = "is of a kind that cannot be read"
+        for is_kind, name in _KINDS:
+            if is_kind(mode):
+                kind = name
+                break
         raise OSError(errno.EINVAL, f"{kind}, not a file")
 
 

@@ -109,7 +109,9 @@ class HttpPort:
                 else:
                     self._go_on(key.data)
             now_s = time.monotonic()
-            for connection in [one for one in self._open.values() if one.until_s < now_s]:
+            for connection in list(self._open.values()):
+                if connection.until_s >= now_s:
+                    continue
                 self._close(connection)
 
     def _accept(self) -> None:

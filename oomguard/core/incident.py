@@ -176,10 +176,18 @@ def headline(kind: str, facts: Mapping[str, Fact]) -> str:
 
 def facts_of_headline(kind: str, facts: Mapping[str, Fact]) -> list[str]:
     """Return the names of the facts whose figures the headline shows, in its order."""
-    template = next((text for text in _HEADLINES.get(kind, ()) if is_known(text, facts)), "")
+    template = ""
+    for text in _HEADLINES.get(kind, ()):
+        if is_known(text, facts):
+            template = text
+            break
     names: list[str] = []
     for found in PLACEHOLDER.finditer(template):
-        names += [name for name in found.group(1).split("|") if name in facts][:1]
+        # A placeholder with alternatives shows the first known one.
+        for name in found.group(1).split("|"):
+            if name in facts:
+                names.append(name)
+                break
     return names
 
 

@@ -197,7 +197,11 @@ def extension(name: str) -> ModuleType | None:
 
 def optional_commands() -> dict[str, OptionalCommand]:
     """Return the sub-commands of the optional packages that are installed, by name."""
-    return {name: command for name, command in _COMMANDS.items() if _is_installed(command.module)}
+    found = {}
+    for name, command in _COMMANDS.items():
+        if _is_installed(command.module):
+            found[name] = command
+    return found
 
 
 def _is_installed(module: str) -> bool:

@@ -233,10 +233,14 @@ class SeenCall(Record):
 
         Without a torch counter it is the first counter; None without any counter.
         """
-        allocated = [use for use in self.uses if use.what == ALLOCATED]
-        return max(
-            allocated, key=lambda use: (use.peak_bytes or 0) - (use.before_bytes or 0), default=None
-        ) or next(iter(self.uses), None)
+        first = next(iter(self.uses), None)
+        most_bytes = None
+        for use in self.uses:
+            rise_bytes = (use.peak_bytes or 0) - (use.before_bytes or 0)
+            if use.what == ALLOCATED and (most_bytes is None or rise_bytes > most_bytes):
+                first = use
+                most_bytes = rise_bytes
+        return first
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -20,9 +20,7 @@ STOPPED: Final = "stopped"
 NOT_ENDED: Final = "not ended"
 RESULTS: Final = (RAN, REPAIRED, FAILED, STOPPED, NOT_ENDED)
 # Exit statuses that a shell reports if the user stopped the command.
-STOP_STATUSES: Final = tuple(
-    128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-)
+STOP_STATUSES: Final = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -110,14 +108,19 @@ class PastRun(Record):
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """The failures of its attempts."""
-        return tuple(
-            past.attempt.incident for past in self.attempts if past.attempt.incident is not None
-        )
+        found = []
+        for past in self.attempts:
+            if past.attempt.incident is not None:
+                found.append(past.attempt.incident)
+        return tuple(found)
 
     @property
     def patches(self) -> tuple[Patch, ...]:
         """Its changes, in order."""
-        return tuple(patch for past in self.attempts for patch in past.attempt.patches)
+        found: list[Patch] = []
+        for past in self.attempts:
+            found += past.attempt.patches
+        return tuple(found)
 
     @property
     def result(self) -> str:

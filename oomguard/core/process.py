@@ -81,9 +81,10 @@ def python_environment() -> dict[str, str]:
     """
     variables = dict(os.environ)
     for name in _CODE_FOLDERS:
-        kept = [
-            entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)
-        ]
+        kept = []
+        for entry in variables.pop(name, "").split(os.pathsep):
+            if os.path.isabs(entry):
+                kept.append(entry)
         if kept:
             variables[name] = os.pathsep.join(kept)
     return {**variables, "PYTHONSAFEPATH": "1"}
@@ -106,11 +107,17 @@ def leave_working_directory() -> None:
         entries = given.split(os.pathsep)
     else:
         entries = []
-    named = {os.path.abspath(entry) for entry in entries if os.path.isabs(entry)}
-    meant = {os.path.abspath(entry) for entry in entries if not os.path.isabs(entry)} - named
-    sys.path[:] = [
-        entry for entry in sys.path if os.path.isabs(entry) and os.path.abspath(entry) not in meant
-    ]
+    # A folder that the user also named absolutely stays.
+    named = set()
+    relative = set()
+    for entry in entries:
+        if os.path.isabs(entry):
+            named.add(os.path.abspath(entry))
+        else:
+            relative.add(os.path.abspath(entry))
+    for entry in list(sys.path):
+        if not os.path.isabs(entry) or os.path.abspath(entry) in relative - named:
+            sys.path.remove(entry)
 
 
 def _become(module: str) -> None:

@@ -85,7 +85,11 @@ def interpreters() -> frozenset[str]:
 @functools.cache
 def token_rests() -> dict[str, str]:
     """Return the pattern that must follow each token prefix."""
-    return {prefix: row["rest"] for row in _data()["token"] for prefix in row["prefix"]}
+    found = {}
+    for row in _data()["token"]:
+        for prefix in row["prefix"]:
+            found[prefix] = row["rest"]
+    return found
 
 
 @functools.cache
@@ -269,9 +273,10 @@ def _by_program(program: Program, before: str, word: str) -> int | None:
         if pair := re.search("[:%]", word[start:]):
             return start + pair.end()
     glued = [*program.glued, *(f"{flag}=" for flag in program.next)]
-    return next(
-        (len(flag) for flag in glued if word.startswith(flag) and len(word) > len(flag)), None
-    )
+    for flag in glued:
+        if word.startswith(flag) and len(word) > len(flag):
+            return len(flag)
+    return None
 
 
 def _by_flag(before: str, word: str) -> int | None:

@@ -10,10 +10,10 @@ import functools
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import YES_NO, Fact, FactValue, parse_size
@@ -58,23 +58,29 @@ class Setting(NamedTuple):
 
     def is_moot(self, kind: str, facts: Mapping[str, Fact]) -> bool:
         """Return whether changing the setting does nothing in a failure of this kind."""
-        holds = any(facts[name].value is True for name in self.moot_by if name in facts)
-        return holds and kind not in self.moot_but_in
+        return kind not in self.moot_but_in and _is_any_true(self.moot_by, facts)
 
     @property
     def unit(self) -> Unit:
         """The unit of its values, from the end of the fact's name or of its own."""
-        ends = (name.rpartition("_")[2] for name in (self.fact, self.name) if name)
-        return next((unit for end in ends for unit in get_args(Unit) if unit and end == unit), "")
+        for name in (self.fact or "", self.name):
+            end = name.rpartition("_")[2]
+            if end and end in get_args(Unit):
+                return cast("Unit", end)
+        return ""
+
+
+def _is_any_true(names: Iterable[str], facts: Mapping[str, Fact]) -> bool:
+    """Return whether one of these facts is known to be true."""
+    return any(name in facts and facts[name].value is True for name in names)
 
 
 def _read() -> Mapping[str, Setting]:
     table: dict[str, Any] = next(iter(read_tables("settings", [_FILE]).values()))
     rows = {}
     for name, row in table.items():
-        raised, lowered = (
-            Effect.parse(row.get(way) or row["effect"]) for way in ("raised", "lowered")
-        )
+        raised = Effect.parse(row.get("raised") or row["effect"])
+        lowered = Effect.parse(row.get("lowered") or row["effect"])
         values = {text: Effect.parse(effect) for text, effect in row.get("values", {}).items()}
         is_hard = row.get("limit") == "hard"
         moot = row.get("moot", {})
@@ -173,7 +179,7 @@ def effect_of(
         facts: facts of the failure; some of them make both directions free.
     """
     knob = SETTINGS[name]
-    if any(facts[fact].value is True for fact in knob.free_by if fact in facts):
+    if _is_any_true(knob.free_by, facts):
         return Effect.OUTPUT_PRESERVING
     if isinstance(new, str) and new in knob.values:
         return knob.values[new]
@@ -272,9 +278,11 @@ class Surface(NamedTuple):
 
         None as the version returns the newest spelling.
         """
-        other = next(
-            (one for one in self.others if is_version_in(one.versions or "", version)), None
-        )
+        other = None
+        for one in self.others:
+            if is_version_in(one.versions or "", version):
+                other = one
+                break
         if other is not None or self.versions is None or version is None:
             return other or self
         if is_version_in(self.versions, version):
@@ -380,9 +388,10 @@ def table_of(engine: str, name: str) -> Mapping[str, Any]:
 def unmanaged_arguments() -> frozenset[str]:
     """Return the names of engine arguments that oomguard never changes."""
     files = sorted(_ENGINES_FOLDER.glob("*/arguments.toml"))
-    return frozenset(
-        name for table in read_tables("arguments", files).values() for name in table["left_alone"]
-    )
+    found: set[str] = set()
+    for table in read_tables("arguments", files).values():
+        found.update(table["left_alone"])
+    return frozenset(found)
 
 
 def engines() -> tuple[str, ...]:
@@ -417,7 +426,10 @@ def _read_spellings(row: Mapping[str, Any], where: str) -> Surface:
             f"{where}: unknown key {', '.join(sorted(unknown))}",
             hint=f"known: {', '.join(sorted(_SPELLING_KEYS))}",
         )
-    kept = {key: row[key] for key in ("unit_bytes", "many", "automatic", "suffixes") if key in row}
+    kept = {}
+    for key in ("unit_bytes", "many", "automatic", "suffixes"):
+        if key in row:
+            kept[key] = row[key]
     return Surface(
         tuple(row.get("flags", ())),
         row.get("kwarg"),
@@ -443,9 +455,10 @@ def surface(name: str, engine: str, version: str | None = None) -> Surface:
     """
     if engine in _tables():
         return surfaces(engine).get(name, Surface()).in_version(version)
-    return next(
-        (surfaces(known)[name] for known in engines() if name in surfaces(known)), Surface()
-    )
+    for known in engines():
+        if name in surfaces(known):
+            return surfaces(known)[name]
+    return Surface()
 
 
 def is_foreign(name: str, engine: str) -> bool:

@@ -71,14 +71,15 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
         '2.00 GiB free.'
     """
     sentences = (_filled(sentence, facts) for sentence in _SENTENCE_END.split(template))
-    return " ".join(sentence for sentence in sentences if sentence)
+    return " ".join(filter(None, sentences))
 
 
 def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
     """Return the first template whose facts are all known, filled in; "" if there is none."""
-    return next(
-        (render(template, facts) for template in templates if is_known(template, facts)), ""
-    )
+    for template in templates:
+        if is_known(template, facts):
+            return render(template, facts)
+    return ""
 
 
 def is_known(text: str, facts: Mapping[str, Fact]) -> bool:
@@ -113,7 +114,11 @@ def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
     first, *more = (clause.strip() for clause in sentence.rstrip().removesuffix(".").split("; "))
     if not first or not is_known(first, facts):
         return ""
-    known = "; ".join([first, *(clause for clause in more if is_known(clause, facts))])
+    clauses = [first]
+    for clause in more:
+        if is_known(clause, facts):
+            clauses.append(clause)
+    known = "; ".join(clauses)
     if sentence.rstrip().endswith("."):
         end = "."
     else:
@@ -126,18 +131,21 @@ def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
 
 
 def _fact(placeholder: re.Match[str], facts: Mapping[str, Fact]) -> Fact | None:
-    return next((facts[name] for name in placeholder.group(1).split("|") if name in facts), None)
+    for name in placeholder.group(1).split("|"):
+        if name in facts:
+            return facts[name]
+    return None
 
 
 def _is_in_mib(text: str, facts: Mapping[str, Fact]) -> bool:
     """Return whether to write the sentence's sizes in MiB, because one is too small for GiB."""
-    sized = (found for found in PLACEHOLDER.finditer(text) if found.group(2) in _SIZES)
-    found = (_fact(one, facts) for one in sized)
-    sizes = [
-        abs(fact.value)
-        for fact in found
-        if fact is not None and not isinstance(fact.value, str) and fact.value
-    ]
+    sizes = []
+    for placeholder in PLACEHOLDER.finditer(text):
+        fact = _fact(placeholder, facts)
+        if fact is None or placeholder.group(2) not in _SIZES:
+            continue
+        if not isinstance(fact.value, str) and fact.value:
+            sizes.append(abs(fact.value))
     return len(sizes) > 1 and min(sizes) < _SMALL_BYTES
 
 

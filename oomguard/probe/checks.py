@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.facts import GIB, format_gib
-from oomguard.core.records import Check
+from oomguard.core.records import Check, Status
 from oomguard.probe.host import (
     ROOT,
     Cgroup,
@@ -185,12 +185,13 @@ def numa_check(root: Path) -> Check:
     nodes = numa_nodes(root)
     if nodes is None:
         return Check("numa", "unknown", "NUMA nodes: the kernel lists none")
-    sizes = [
-        f"node {node.number} "
-        f"{'unknown' if node.total_bytes is None else format_gib(node.total_bytes)}"
-        + ("" if node.free_bytes is None else f" ({format_gib(node.free_bytes)} unused)")
-        for node in nodes
-    ]
+    sizes = []
+    for node in nodes:
+        sizes.append(
+            f"node {node.number} "
+            f"{'unknown' if node.total_bytes is None else format_gib(node.total_bytes)}"
+            + ("" if node.free_bytes is None else f" ({format_gib(node.free_bytes)} unused)")
+        )
     known = all(node.total_bytes is not None for node in nodes)
     return Check("numa", "ok" if known else "unknown", f"NUMA nodes: {', '.join(sizes)}")
 
@@ -250,10 +251,9 @@ def _device_check(device: Device, holders: Mapping[int, Holder]) -> Check:
             f"{text}; the processes that use the rest are unknown",
             "nvidia-smi",
         )
-    held = [
-        f"pid {pid} ({holders.get(pid, 'not seen from here')}) {_size(used)}"
-        for pid, used in sorted(device.used_bytes_by_pid.items())
-    ]
+    held = []
+    for pid, used in sorted(device.used_bytes_by_pid.items()):
+        held.append(f"pid {pid} ({holders.get(pid, 'not seen from here')}) {_size(used)}")
     if held:
         text += f"; used by {', '.join(held)}"
     sizes = device.used_bytes_by_pid.values()
@@ -280,14 +280,18 @@ def left_over_checks(
         else:
             where = ""
         yield Check("left_over", "ok", f"no vLLM process is left over{where}")
-    others = [
-        f"{holders[pid].user} (pid {pid}) {_size(used)} of device {device.index}"
-        for device in devices or ()
-        for pid, used in sorted((device.used_bytes_by_pid or {}).items())
-        if pid in holders and not holders[pid].own
-    ]
+    others = []
+    for device in devices or ():
+        for pid, used in sorted((device.used_bytes_by_pid or {}).items()):
+            if pid in holders and not holders[pid].own:
+                others.append(
+                    f"{holders[pid].user} (pid {pid}) {_size(used)} of device {device.index}"
+                )
     if others:
-        free = {d.free_bytes: d.index for d in devices or () if d.free_bytes is not None}
+        free = {}
+        for d in devices or ():
+            if d.free_bytes is not None:
+                free[d.free_bytes] = d.index
         if len(free) > 1:
             advice = f"export CUDA_VISIBLE_DEVICES={free[max(free)]}"
         else:
@@ -362,26 +366,30 @@ def allocator_checks(
         torch_version: the installed torch; None if unknown.
         wsl: whether this is the Windows Subsystem for Linux, where expandable segments do not work.
     """
-    found = [
-        Check("allocator", "problem", f"{name}={environ[name]}: {mistake}", advice)
-        if mistake
-        else Check("allocator", "ok", f"{name}={environ[name]}{note}", advice)
-        for name in _ALLOCATORS
-        if name in environ
-        for mistake, note, advice in [_allocator(name, environ, torch_version, wsl)]
-    ]
-    found += [
-        Check(
-            "allocator",
-            "problem" if mistake else "ok",
-            f"{name}={environ[name]}: {mistake or meaning}",
-            advice,
-        )
-        for name, read in _OTHERS.items()
-        if name in environ
-        for mistake, meaning, advice in [read(name, environ[name])]
-    ]
+    found = []
+    for name in _ALLOCATORS:
+        if name not in environ:
+            continue
+        mistake, note, advice = _allocator(name, environ, torch_version, wsl)
+        text = f"{name}={environ[name]}"
+        if mistake:
+            text += f": {mistake}"
+        else:
+            text += note
+        found.append(Check("allocator", _status_of(mistake), text, advice))
+    for name, read in _OTHERS.items():
+        if name not in environ:
+            continue
+        mistake, meaning, advice = read(name, environ[name])
+        text = f"{name}={environ[name]}: {mistake or meaning}"
+        found.append(Check("allocator", _status_of(mistake), text, advice))
     return tuple(found) or (Check("allocator", "ok", "allocator variables: none set"),)
+
+
+def _status_of(mistake: str) -> Status:
+    if mistake:
+        return "problem"
+    return "ok"
 
 
 def _allocator(
@@ -510,29 +518,34 @@ def visible_devices_checks(
 
     ``device_count`` is None if NVML does not answer.
     """
-    checks = [
-        Check(
-            "visible_devices",
-            "problem" if mistake else "ok",
-            f"{name}={environ[name]}: {mistake or meaning}",
-            advice,
-        )
-        for name in _DEVICES
-        if name in environ
-        for mistake, meaning, advice in [
-            _visible(name, environ[name], device_count if name == _DEVICES[0] else None)
-        ]
-    ]
+    checks = []
+    for name in _DEVICES:
+        if name not in environ:
+            continue
+        # NVML counts the devices of CUDA's variable only.
+        if name == _DEVICES[0]:
+            count = device_count
+        else:
+            count = None
+        mistake, meaning, advice = _visible(name, environ[name], count)
+        text = f"{name}={environ[name]}: {mistake or meaning}"
+        checks.append(Check("visible_devices", _status_of(mistake), text, advice))
     return tuple(checks) or (
         Check("visible_devices", "ok", f"{_DEVICES[0]} is not set: every device is visible"),
     )
 
 
-# as above
+# A number, a UUID of a GPU or of a part of one, or a part by its numbers.
+_VISIBLE_DEVICE: Final = r"(?i)(?:GPU|MIG)-|\d+\Z|\d+:\d+\Z"
+
+
 def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:
     """Return (mistake or "", meaning, advice) for a list of devices."""
     names = [text.strip() for text in value.split(",")]
-    numbers = [int(text) for text in names if re.fullmatch(r"-?\d{1,9}", text)]
+    numbers = []
+    for text in names:
+        if re.fullmatch(r"-?\d{1,9}", text):
+            numbers.append(int(text))
     show_all = f"unset {name}"
     if value.strip() in {"", "-1", "none", "void", "NoDevFiles"}:
         if count:
@@ -552,8 +565,7 @@ def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:
             "",
             show_all,
         )
-    if len(numbers) < len(names) and not all(
-        re.match(r"(?i)(?:GPU|MIG)-|\d+\Z|\d+:\d+\Z", text) for text in names
-    ):
+    are_devices = all(re.match(_VISIBLE_DEVICE, text) for text in names)
+    if len(numbers) < len(names) and not are_devices:
         return "must contain numbers, GPU-… or MIG-…", "", show_all
     return "", f"{len(names)} visible", ""

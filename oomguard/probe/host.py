@@ -46,7 +46,10 @@ def _flags() -> frozenset[str]:
         lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    for line in lines:
+        if line.startswith("flags"):
+            return frozenset(line.split())
+    return frozenset()
 
 
 # Host memory of this process, now and at its peak (proc(5): statm, status).
@@ -161,7 +164,10 @@ def read_cgroup(root: Path = ROOT) -> Cgroup | None:
     listed = read_text(root / "proc/self/cgroup")
     if listed is None:
         return None
-    groups = [line.split(":", 2) for line in listed.splitlines() if line.count(":") >= 2]
+    groups = []
+    for line in listed.splitlines():
+        if line.count(":") >= 2:
+            groups.append(line.split(":", 2))
     for _, controllers, path in groups:
         if "memory" in controllers.split(","):
             found = _read_v1(_folders(root / "sys/fs/cgroup/memory", path))
@@ -181,16 +187,24 @@ def _folders(mount: Path, path: str) -> list[Path]:
 
     In a container, the path may be the host's; then only the mount point is left.
     """
-    parts = [part for part in path.strip("/").split("/") if part and part != ".."]
+    parts = []
+    for part in path.strip("/").split("/"):
+        if part and part != "..":
+            parts.append(part)
     chain = [mount.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
-    return [folder for folder in chain if is_folder(folder)]
+    found = []
+    for folder in chain:
+        if is_folder(folder):
+            found.append(folder)
+    return found
 
 
 def _read_v2(folders: list[Path]) -> Cgroup | None:
-    limits = [
-        text.strip() for folder in folders if (text := read_text(folder / "memory.max")) is not None
-    ]
-    sizes = [int(text) for text in limits if text.isdecimal()]
+    limits = []
+    for folder in folders:
+        if (text := read_text(folder / "memory.max")) is not None:
+            limits.append(text.strip())
+    sizes = list(map(int, filter(str.isdecimal, limits)))
     current = _first(folders, "memory.current", r"\s*(\d+)")
     kills = _first(folders, "memory.events", r"(?m)^oom_kill (\d+)$")
     if not limits and current is None and kills is None:
@@ -199,12 +213,14 @@ def _read_v2(folders: list[Path]) -> Cgroup | None:
 
 
 def _read_v1(folders: list[Path]) -> Cgroup | None:
-    limits = [
-        text.strip()
-        for folder in folders
-        if (text := read_text(folder / "memory.limit_in_bytes")) is not None
-    ]
-    sizes = [int(text) for text in limits if text.isdecimal() and int(text) < _NO_LIMIT_BYTES]
+    limits = []
+    for folder in folders:
+        if (text := read_text(folder / "memory.limit_in_bytes")) is not None:
+            limits.append(text.strip())
+    sizes = []
+    for text in filter(str.isdecimal, limits):
+        if int(text) < _NO_LIMIT_BYTES:
+            sizes.append(int(text))
     current = _first(folders, "memory.usage_in_bytes", r"\s*(\d+)")
     kills = _first(folders, "memory.oom_control", r"(?m)^oom_kill (\d+)$")
     if not limits and current is None and kills is None:
@@ -242,11 +258,10 @@ def wsl_version(root: Path = ROOT) -> int | None:
 
     None if the kernel's name is unreadable.
     """
-    texts = [
-        text
-        for name in ("version", "sys/kernel/osrelease")
-        if (text := read_text(root / "proc" / name))
-    ]
+    texts = []
+    for name in ("version", "sys/kernel/osrelease"):
+        if text := read_text(root / "proc" / name):
+            texts.append(text)
     if not texts:
         return None
     text = " ".join(texts).lower()
@@ -263,10 +278,17 @@ def wsl_version(root: Path = ROOT) -> int | None:
 
 def containers(root: Path = ROOT, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the containers around this process, from marks of Docker, Kubernetes and others."""
-    names = [name for name, path in _CONTAINER_FILES if _exists(root / path)]
-    names += [name for name, variable in _CONTAINER_VARIABLES if (environ or {}).get(variable)]
+    names = []
+    for name, path in _CONTAINER_FILES:
+        if _exists(root / path):
+            names.append(name)
+    for name, variable in _CONTAINER_VARIABLES:
+        if (environ or {}).get(variable):
+            names.append(name)
     groups = read_text(root / "proc/1/cgroup") or ""
-    names += [name for name, word in _CONTAINER_CGROUPS if word in groups]
+    for name, word in _CONTAINER_CGROUPS:
+        if word in groups:
+            names.append(name)
     return tuple(dict.fromkeys(names))
 
 
@@ -298,11 +320,10 @@ def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...] | None:
     """Return the host's NUMA nodes; None if the kernel lists none."""
     folder = root / "sys/devices/system/node"
     try:
-        found = {
-            int(m.group(1)): child
-            for child in folder.iterdir()
-            if (m := re.fullmatch(r"node(\d+)", child.name))
-        }
+        found = {}
+        for child in folder.iterdir():
+            if m := re.fullmatch(r"node(\d+)", child.name):
+                found[int(m.group(1))] = child
     except OSError:
         return None
     return tuple(_numa_node(number, found[number]) for number in sorted(found)) or None
@@ -404,8 +425,12 @@ def read_data_limit_bytes() -> int | None:
 def read_total_bytes(root: Path = ROOT) -> int | None:
     """Return the bytes of the machine, or of the smaller control group; None if unknown."""
     group = read_cgroup(root)
-    sizes = (_of_machine("MemTotal", root), None if group is None else group.limit_bytes)
-    return min((size for size in sizes if size is not None), default=None)
+    machine_bytes = _of_machine("MemTotal", root)
+    if group is None or group.limit_bytes is None:
+        return machine_bytes
+    if machine_bytes is None:
+        return group.limit_bytes
+    return min(machine_bytes, group.limit_bytes)
 
 
 def _of_machine(name: str, root: Path) -> int | None:

@@ -124,11 +124,14 @@ class Session:
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
         count = _ask(pynvml.nvmlDeviceGetCount) or 0
-        handles = {index: _ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)}
-        self._handles = {index: handle for index, handle in handles.items() if handle is not None}
-        uuids = {
-            index: _ask(pynvml.nvmlDeviceGetUUID, handle) for index, handle in self._handles.items()
-        }
+        self._handles = {}
+        for index in range(count):
+            handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+            if handle is not None:
+                self._handles[index] = handle
+        uuids = {}
+        for index, handle in self._handles.items():
+            uuids[index] = _ask(pynvml.nvmlDeviceGetUUID, handle)
         self.uuids = {index: _text(uuid) for index, uuid in uuids.items()}
 
     @classmethod
@@ -146,9 +149,10 @@ class Session:
 
     def devices(self) -> tuple[Device, ...]:
         """Return the current state of the devices, without their names."""
-        return tuple(
-            _memory_of(self._pynvml, index, handle) for index, handle in self._handles.items()
-        )
+        found = []
+        for index, handle in self._handles.items():
+            found.append(_memory_of(self._pynvml, index, handle))
+        return tuple(found)
 
     def end(self) -> None:
         """Close NVML."""
@@ -305,7 +309,10 @@ def memory_holders(
     found: dict[int, Holder] = {}
     if not (sees_host_pids() if host_pids is None else host_pids):
         return found
-    for pid in {pid for device in devices or () for pid in device.used_bytes_by_pid or ()}:
+    pids: set[int] = set()
+    for device in devices or ():
+        pids.update(device.used_bytes_by_pid or ())
+    for pid in pids:
         with contextlib.suppress(psutil.Error, OSError, ValueError):
             process = psutil.Process(pid)
             user = process.username()
@@ -355,4 +362,8 @@ def is_engine(pid: int | None) -> bool:
         return False
     except (psutil.Error, OSError, ValueError):
         return True
-    return any(mark in word.lower() for word in words for mark in ("python", "vllm", "ray"))
+    for word in words:
+        for mark in ("python", "vllm", "ray"):
+            if mark in word.lower():
+                return True
+    return False

@@ -98,7 +98,10 @@ class LiveStorages:
 
         Negative sizes, which may fail, are ignored.
         """
-        needed_bytes = sum(size for size in sizes if size > 0)
+        needed_bytes = 0
+        for size in sizes:
+            if size > 0:
+                needed_bytes += size
         first = self._numbers + 1
         self._numbers += len(sizes)
         self.bytes += needed_bytes

@@ -8,6 +8,7 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,9 +70,9 @@ def phases() -> tuple[Phase, ...]:
 @cache
 def error_messages() -> tuple[ErrorMessage, ...]:
     """Return all messages, in the order of their phases."""
-    rows = (
-        ErrorMessage(**row | {"also": tuple(row.get("also", ()))}) for row in _table()["message"]
-    )
+    rows = []
+    for row in _table()["message"]:
+        rows.append(ErrorMessage(**row | {"also": tuple(row.get("also", ()))}))
     order = [phase.id for phase in phases()]
     return tuple(sorted(rows, key=lambda row: order.index(row.phase)))
 
@@ -132,12 +133,11 @@ def _likeness(wanted: str, known: str) -> tuple[float, float]:
 @cache
 def _weights() -> dict[str, float]:
     """Return the weight of each word: rare words say more."""
-    texts = [
-        set(_WORD.findall(normalized(one)))
-        for message in error_messages()
-        for one in (message.text, *message.also)
-    ]
-    counts = Counter(word for words in texts for word in words)
+    texts = []
+    for message in error_messages():
+        for one in (message.text, *message.also):
+            texts.append(set(_WORD.findall(normalized(one))))
+    counts = Counter(chain.from_iterable(texts))
     return {word: math.log(1 + len(texts) / count) for word, count in counts.items()}
 
 

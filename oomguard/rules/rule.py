@@ -270,9 +270,9 @@ def _explain(table: Table, path: Path, make: Callable[..., Expression]) -> Table
     if make is trusted_expression:
         return explain
     for name in ("summary", "why", "confirm"):
-        for fact in (
-            fact for names, _ in PLACEHOLDER.findall(explain.get(name)) for fact in names.split("|")
-        ):
-            if fact not in REGISTRY:
-                raise explain.error(f"unknown fact {fact!r}", name, hint=suggestion(fact, REGISTRY))
+        for names, _ in PLACEHOLDER.findall(explain.get(name)):
+            for fact in names.split("|"):
+                if fact not in REGISTRY:
+                    hint = suggestion(fact, REGISTRY)
+                    raise explain.error(f"unknown fact {fact!r}", name, hint=hint)
     return explain

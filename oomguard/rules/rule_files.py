@@ -141,17 +141,20 @@ class ActionTable:
 
     def fitting(self, incident: Incident) -> Iterator[Situation]:
         """Yield the situations of a failure; the first one that leads to an action applies."""
-        return (row for row in self.situations if row.where.fits(incident))
+        for row in self.situations:
+            if row.where.fits(incident):
+                yield row
 
     def is_harmful(self, name: str, direction: str | None, incident: Incident) -> bool:
         """Return whether an action would make a failure worse.
 
         A row without a direction covers every direction.
         """
-        rows = (row for row in self.never if row.where.fits(incident))
-        return any(
-            name == other and way in {None, direction} for row in rows for other, way in row.actions
-        )
+        for row in self.never:
+            is_listed = (name, None) in row.actions or (name, direction) in row.actions
+            if is_listed and row.where.fits(incident):
+                return True
+        return False
 
     def wording(self, name: str, direction: str | None, incident: Incident) -> ActionWording | None:
         """Return the wording of an action for a failure, or None.
@@ -177,16 +180,12 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
     """
     table = Table(raw, path, "", "actions_file")
     checked = make is not trusted_expression  # a test checks the shipped file
-    situations, never = (
-        tuple(
-            Situation(
-                _where(row, path, make, checked=checked),
-                tuple(_split(label, row, checked) for label in row.get(key)),
-            )
-            for row in table.tables(name, name)
-        )
-        for name, key in (("situation", "first"), ("never", "actions"))
-    )
+    lists: dict[str, list[Situation]] = {"situation": [], "never": []}
+    for kind, key in (("situation", "first"), ("never", "actions")):
+        for row in table.tables(kind, kind):
+            where = _where(row, path, make, checked=checked)
+            actions = tuple(_split(label, row, checked) for label in row.get(key))
+            lists[kind].append(Situation(where, actions))
     wordings = []
     for row in table.tables("wording", "action wording"):
         name, direction = _split(row.get("action"), row, checked)
@@ -194,7 +193,7 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
         wordings.append(
             ActionWording(name, direction, _where(row, path, make, checked=checked), *texts)
         )
-    return ActionTable(situations, tuple(wordings), never)
+    return ActionTable(tuple(lists["situation"]), tuple(wordings), tuple(lists["never"]))
 
 
 def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: bool) -> Where:
@@ -268,17 +267,19 @@ class MissingRow(NamedTuple):
 def read_missing(raw: dict[str, Any], path: Path) -> list[MissingRow]:
     """Read the file; raises RuleError for a mistake in it."""
     table = Table(raw, path, "", "missing_file")
-    return [
-        MissingRow(
-            kinds=frozenset(row.choices("kinds", KINDS, "kind")),
-            frameworks=frozenset(row.get("frameworks", [])),
-            phases=frozenset(row.get("phases", [])),
-            unknown=tuple(row.choices("unknown", REGISTRY, "fact")),
-            missing=Missing(row.get("what"), row.get("command")),
-            of_a_log=row.get("of_a_log", False),
+    found = []
+    for row in table.tables("missing", "missing"):
+        found.append(
+            MissingRow(
+                kinds=frozenset(row.choices("kinds", KINDS, "kind")),
+                frameworks=frozenset(row.get("frameworks", [])),
+                phases=frozenset(row.get("phases", [])),
+                unknown=tuple(row.choices("unknown", REGISTRY, "fact")),
+                missing=Missing(row.get("what"), row.get("command")),
+                of_a_log=row.get("of_a_log", False),
+            )
         )
-        for row in table.tables("missing", "missing")
-    ]
+    return found
 
 
 def find_missing(
@@ -293,7 +294,10 @@ def find_missing(
     """
     if incident.causes and incident.causes[0].id != "unknown":
         return None
-    return next((row.missing for row in rows if row.fits(incident, is_live=is_live)), None)
+    for row in rows:
+        if row.fits(incident, is_live=is_live):
+            return row.missing
+    return None
 
 
 # Out-of-memory words without a signature: scan/incidents.py reads lines with one of these.
@@ -329,7 +333,10 @@ class RuleSet(NamedTuple):
 
         They are the signatures' anchors, other out-of-memory words, and words of an engine's end.
         """
-        own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
+        own = set()
+        for signature in self.signatures:
+            for wording in signature.wordings:
+                own.add(wording.anchor)
         return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
 
     def rule(self, code: str) -> Rule:
@@ -490,14 +497,13 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
 
 def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
     """Return the message's own line and the lines with this rule's facts."""
-    named = set(
-        re.findall(
-            r"\w+",
-            " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)]),
-        )
-    )
-    lines = {
-        incident.location.line,
-        *(fact.line for name, fact in incident.facts.items() if name in named),
-    }
-    return tuple(evidence for evidence in incident.evidence if evidence.line in lines)
+    texts = [rule.summary, rule.why, *map(attrgetter("source"), rule.when)]
+    named = set(re.findall(r"\w+", " ".join(texts)))
+    lines = {incident.location.line}
+    for name in incident.facts.keys() & named:
+        lines.add(incident.facts[name].line)
+    found = []
+    for evidence in incident.evidence:
+        if evidence.line in lines:
+            found.append(evidence)
+    return tuple(found)

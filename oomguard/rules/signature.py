@@ -84,7 +84,10 @@ def _most(quantifier: str) -> int:
 
     It is the maximum, or the minimum without a maximum.
     """
-    counts = [part for part in re.sub(r"\s", "", quantifier.strip("{}")).split(",") if part]
+    counts = []
+    for part in re.sub(r"\s", "", quantifier.strip("{}")).split(","):
+        if part:
+            counts.append(part)
     return max(1, *(int(count) if len(count) < 10 else 10**9 for count in counts))
 
 
@@ -443,14 +446,15 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
     context = bool(table.get("context", False))
     if context == ("kind" in raw):
         raise table.error("give exactly one of kind and context = true", "kind")
+    wordings: list[Wording] = []
+    for row in table.tables("wording", "wording"):
+        wordings += _wordings(row, path, make)
     return Signature(
         path=str(path),
         kind=None if context else table.choice("kind", KINDS),
         framework=table.get("framework"),
         phase=table.choice("phase", PHASES, "unknown"),
-        wordings=tuple(
-            w for row in table.tables("wording", "wording") for w in _wordings(row, path, make)
-        ),
+        wordings=tuple(wordings),
         tests=_tests(table, make),
         clauses=tuple(_pattern(row, path, make) for row in table.tables("clause", "clause")),
         wraps=_wraps(table),
@@ -472,17 +476,19 @@ def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -
         RuleError: the file has a mistake.
     """
     table = Table(raw, path, "", "quotations")
-    return [
-        Quotation(
-            name=row.get("name"),
-            pattern=_pattern(row, path, make),
-            part=row.choice("part", _QUOTATION_PARTS),
-            quoted=tuple(row.get("quoted")),
-            real=tuple(row.get("real", ())),
-            below_facts=row.get("below_facts", 1000),
+    found = []
+    for row in table.tables("quotation", "quotation"):
+        found.append(
+            Quotation(
+                name=row.get("name"),
+                pattern=_pattern(row, path, make),
+                part=row.choice("part", _QUOTATION_PARTS),
+                quoted=tuple(row.get("quoted")),
+                real=tuple(row.get("real", ())),
+                below_facts=row.get("below_facts", 1000),
+            )
         )
-        for row in table.tables("quotation", "quotation")
-    ]
+    return found
 
 
 def _pattern(row: Table, path: Path, make: Callable[..., Any]) -> Any:

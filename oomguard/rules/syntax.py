@@ -103,7 +103,11 @@ class Expression(NamedTuple):
 
     def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
         """Return the names of the unknown facts that the expression reads."""
-        return tuple(name for name in _compiled(self.source).names if name not in facts)
+        found = []
+        for name in _compiled(self.source).names:
+            if name not in facts:
+                found.append(name)
+        return tuple(found)
 
 
 def compile_expression(
@@ -431,9 +435,15 @@ class Key(NamedTuple):
 
 # Selects the failures of a row in the table of actions.
 _WHERE: Final = {
-    name: Key(list)
-    for name in ("kinds", "causes", "except_causes", "frameworks", "phases", "when", "unknown")
-} | {"versions": Key(str)}
+    "kinds": Key(list),
+    "causes": Key(list),
+    "except_causes": Key(list),
+    "frameworks": Key(list),
+    "phases": Key(list),
+    "when": Key(list),
+    "unknown": Key(list),
+    "versions": Key(str),
+}
 
 KEYS: Final[dict[str, dict[str, Key]]] = {
     "signature": {
@@ -619,7 +629,11 @@ def _text(path: Path) -> str:
 @functools.cache
 def _required(schema: str) -> tuple[str, ...]:
     """Return the required keys of a schema."""
-    return tuple(name for name, key in KEYS[schema].items() if key.required)
+    found = []
+    for name, key in KEYS[schema].items():
+        if key.required:
+            found.append(name)
+    return tuple(found)
 
 
 class Table:
@@ -666,7 +680,7 @@ class Table:
 
     def error(self, message: str, name: str | None = None, *, hint: str | None = None) -> RuleError:
         """Return the error for a mistake at one key of this table (None: at the table itself)."""
-        key = ".".join(part for part in (self.key, name) if part) or None
+        key = ".".join(filter(None, (self.key, name))) or None
         line, column = _position(self.path, self.key, name)
         message = _shortened(message)
         key = None if key is None else _shortened(key)
@@ -706,10 +720,12 @@ class Table:
     def tables(self, name: str, schema: str) -> list[Table]:
         """Return the rows of an array of tables, each checked; raises RuleError."""
         rows = self.values.get(name, [])
-        return [
-            Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
-            for i, row in enumerate(rows)
-        ]
+        found = []
+        for i, row in enumerate(rows):
+            found.append(
+                Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
+            )
+        return found
 
     def expressions(self, name: str, make: Callable[..., Expression]) -> tuple[Expression, ...]:
         """Return a list of conditions, made from texts by ``make``; raises RuleError."""
@@ -754,11 +770,10 @@ def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int
     first = 0
     inside = re.match(r"(\w+)\[(\d+)\]", table)
     if inside:
-        headers = [
-            i
-            for i, line in enumerate(lines)
-            if re.match(rf"\s*\[\[\s*{inside.group(1)}\s*\]\]", line)
-        ]
+        headers = []
+        for i, line in enumerate(lines):
+            if re.match(rf"\s*\[\[\s*{inside.group(1)}\s*\]\]", line):
+                headers.append(i)
         if int(inside.group(2)) < len(headers):
             first = headers[int(inside.group(2))]
         else:

@@ -48,11 +48,16 @@ class AnchorIndex:
 
     def inside(self, text: str) -> list[str]:
         """Return the literals in a text, in any order."""
-        found = [literal for literal in self._short if literal in text]
+        found = []
+        for literal in self._short:
+            if literal in text:
+                found.append(literal)
         by_three = self._by_three
         for three in {text[at : at + _THREE] for at in range(len(text) - _THREE + 1)}:
             if three in by_three:
-                found += [literal for literal in by_three[three] if literal in text]
+                for literal in by_three[three]:
+                    if literal in text:
+                        found.append(literal)
         return found
 
 
@@ -275,19 +280,24 @@ class _PlainFinder:
         shapes = block.translate(_ALIKE).split(b"\n")
         shapes[-1] += b"\n"  # the block ends here, so no anchor continues
         judged = {shape: self._judge(shape) for shape in set(shapes) - self._harmless}
-        wanted = {shape: anchors for shape, anchors in judged.items() if anchors}
-        numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
+        wanted = {}
+        for shape, anchors in judged.items():
+            if anchors:
+                wanted[shape] = anchors
+        numbers = []
+        for number, shape in enumerate(shapes):
+            if shape in wanted:
+                numbers.append(number)
         if (
             len(numbers) > _FEW_LINES
         ):  # checking each would take longer than searching the whole block
             possible = set(chain.from_iterable(wanted.values()))
-            absent = {
-                anchor
-                for anchor in possible
-                if not all(word in block for word in self._words[anchor])
-            }
+            absent = set()
+            for anchor in possible:
+                if not all(word in block for word in self._words[anchor]):
+                    absent.add(anchor)
             wanted = {shape: tuple(set(anchors) - absent) for shape, anchors in wanted.items()}
-            numbers = [number for number in numbers if wanted[shapes[number]]]
+            numbers = list(filter(lambda number: wanted[shapes[number]], numbers))
         found: set[int] = set()
         if numbers:
             stops = list(accumulate(map(len, shapes)))
@@ -324,15 +334,13 @@ class _PlainFinder:
 
     def _anchors_for(self, shape: bytes) -> tuple[bytes, ...]:
         text = b" ".join(shape.replace(b"\\n", b" ").split())
-        found = {
-            anchor for one in self._inside(text.decode("latin-1")) for anchor in self._by_shape[one]
-        }
+        found: set[bytes] = set()
+        for one in self._inside(text.decode("latin-1")):
+            found.update(self._by_shape[one])
         if text and not shape.endswith(b"\n"):
-            found.update(
-                anchor
-                for words, anchor in self._by_last_byte.get(text[-1], ())
-                if text.endswith(words)
-            )
+            for words, anchor in self._by_last_byte.get(text[-1], ()):
+                if text.endswith(words):
+                    found.add(anchor)
         return tuple(found)
 
 
@@ -622,12 +630,12 @@ def _block(
         yield from _lines(bytes(block[done:end]), place)
         done = end
     # The last region beyond the limit decides how many more lines are wanted.
-    left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
     if done < limit:
         _count(block, done, limit, place)
-    if left is None:
-        return 0
-    return block.count(b"\n", limit, left) + 1 + beyond
+    for start, stop in reversed(regions):
+        if start < limit < stop:
+            return block.count(b"\n", limit, stop) + 1 + beyond
+    return 0
 
 
 def _ends_and_dropped(
@@ -645,12 +653,13 @@ def _ends_and_dropped(
     if not repeats.are_many and len(ends) <= LEAST_RUN:
         return ends, []
     first = block.find(b"\n", lo, hi) + 1 or hi
-    dropped = [
-        (first + start, first + stop) for start, stop in repeats.dropped(bytes(view[first:hi]))
-    ]
-    ends = [
-        at - lo + end for at, stop in without([(lo, hi)], dropped) for end in ends_in(view[at:stop])
-    ]
+    dropped = []
+    for start, stop in repeats.dropped(bytes(view[first:hi])):
+        dropped.append((first + start, first + stop))
+    ends = []
+    for at, stop in without([(lo, hi)], dropped):
+        for end in ends_in(view[at:stop]):
+            ends.append(at - lo + end)
     repeats.are_many = bool(dropped)
     return ends, dropped
 

@@ -161,7 +161,10 @@ def related(one: str | None, other: str | None) -> bool:
     """
     if one is None or other is None or one == other:
         return True
-    replicas = [found.group(1) for found in (_REPLICA.search(one), _REPLICA.search(other)) if found]
+    replicas = []
+    for found in (_REPLICA.search(one), _REPLICA.search(other)):
+        if found:
+            replicas.append(found.group(1))
     return role(one) != role(other) and len(set(replicas)) < 2
 
 
@@ -259,12 +262,8 @@ class Context:
             return known == process
         # A start is not over before its first measurement, because a logger may print its first
         # lines twice.
-        measured = any(
-            name not in _DECIDED and name != "framework_version"
-            for f in self.by_process.values()
-            for name in f
-        )
-        return measured and key in self.announced and (process is None or known != process)
+        measured = self.all_facts().keys() - _DECIDED - {"framework_version"}
+        return bool(measured) and key in self.announced and (process is None or known != process)
 
     def next(self, echo: Echo | None = None) -> Context:
         """Return the context of the next start: settings stay, measurements do not.
@@ -276,8 +275,14 @@ class Context:
             stays = _UNLISTED
         else:
             stays = _DECIDED
-        kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in stays}
-        lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
+        kept = {}
+        for name, fact in self.by_process.get(None, {}).items():
+            if name in stays:
+                kept[name] = fact
+        lines = {}
+        for key, line in self.lines.items():
+            if key[0] is None and key[1] in kept:
+                lines[key] = line
         following = Context(
             self.number + 1,
             by_process={None: kept},
@@ -406,22 +411,26 @@ class Context:
 
     def all_facts(self) -> dict[str, Fact]:
         """Return the latest facts of all processes."""
-        return {name: fact for facts in self.by_process.values() for name, fact in facts.items()}
+        found: dict[str, Fact] = {}
+        for facts in self.by_process.values():
+            found.update(facts)
+        return found
 
     def numbers(self) -> dict[str, float]:
         """Return the latest numbers of all processes."""
-        told = ((name, fact.value) for name, fact in self.all_facts().items())
-        return {
-            name: value
-            for name, value in told
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
+        found = {}
+        for name, fact in self.all_facts().items():
+            if isinstance(fact.value, (int, float)) and not isinstance(fact.value, bool):
+                found[name] = fact.value
+        return found
 
     def facts_for(self, process: str | None) -> dict[str, Fact]:
         """Return the known facts for a failure of ``process``; its own lines win."""
         merged: dict[str, Fact] = {}
         for facts in self.by_process.values():  # all ranks use the same settings
-            merged.update({name: fact for name, fact in facts.items() if name in _DECIDED})
+            for name, fact in facts.items():
+                if name in _DECIDED:
+                    merged[name] = fact
         return merged | self._from_far_to_near(process, self.by_process)
 
     def later_for(self, process: str | None) -> dict[str, Fact]:
@@ -440,11 +449,19 @@ class Context:
         if role(process) in ENGINE_ROLES:
             return "vllm"
         own = self.frameworks.get(process)
-        return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
+        if own:
+            return own
+        for other, framework in self.frameworks.items():
+            if related(other, process):
+                return framework
+        return None
 
     def phase_for(self, process: str | None) -> str | None:
         """Return the phase of the start by the latest line that shows one, or None."""
-        told = [at for p, at in self.phases.items() if related(p, process)]
+        told = []
+        for p, at in self.phases.items():
+            if related(p, process):
+                told.append(at)
         if not told and role(process) not in _ALONE:  # ranks start together
             told = list(self.phases.values())
         if told:
@@ -468,12 +485,12 @@ class Context:
             since: the last line of the previous failure.
             behind: the largest number of lines between the message and a later frame.
         """
-        return [
-            n
-            for n in self.near
-            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + behind
-            and n.of(process)
-        ]
+        before = max(since, first_line - NEAR_BEFORE_LINES - 1)
+        found = []
+        for frame in self.near:
+            if before < frame.line <= last_line + behind and frame.of(process):
+                found.append(frame)
+        return found
 
     @staticmethod
     def _from_far_to_near(
@@ -608,5 +625,11 @@ def _seconds(text: str) -> int | None:
 
 def nearest_phase(near: list[Near]) -> str | None:
     """Return the most specific phase of the frames near a failure, or None."""
-    told = {n.phase for n in near if n.phase}
-    return next((phase for phase in PHASE_RANK if phase in told), None)
+    told = set()
+    for n in near:
+        if n.phase:
+            told.add(n.phase)
+    for phase in PHASE_RANK:
+        if phase in told:
+            return phase
+    return None

@@ -46,10 +46,9 @@ def read_echo(text: str) -> Echo | None:
     end = _closing_brace(body)
     entries = _ENTRY.findall(body[:end] if end else body)
     values = {name: _literal(raw) for name, raw in entries}
-    found = {
-        name: SettingInForce(name, _own_choice(name, value), True, "printed")
-        for name, value in values.items()
-    }
+    found = {}
+    for name, value in values.items():
+        found[name] = SettingInForce(name, _own_choice(name, value), True, "printed")
     if limits := _LIMITS.search(body[:end] if end else body):
         name = "limit_mm_per_prompt"
         found[name] = SettingInForce(name, limits.group(1).replace("'", '"'), True, "printed")
@@ -140,16 +139,21 @@ def merged_settings(
         given: the caller's settings; they take precedence, except for a script's flags.
         echo_complete: whether the end of the engine's list is visible.
     """
-    stated = {name: setting for name, setting in given.items() if setting.source != SCRIPT}
+    stated = {}
+    for name, setting in given.items():
+        if setting.source != SCRIPT:
+            stated[name] = setting
     settings = {**echoed, **stated}
-    complete = echo_complete or any(
-        setting.source.startswith(_COMPLETE) for setting in settings.values()
-    )
+    complete = echo_complete
+    for setting in settings.values():
+        complete = complete or setting.source.startswith(_COMPLETE)
     if not complete:
-        settings = {
-            **{name: flag for name, flag in given.items() if flag.source == SCRIPT},
-            **settings,
-        }
+        # The engine may have received a script's flag; without a complete list nothing excludes it.
+        flags = {}
+        for name, flag in given.items():
+            if flag.source == SCRIPT:
+                flags[name] = flag
+        settings = {**flags, **settings}
     return settings, complete
 
 
@@ -160,11 +164,10 @@ def without_contradicted(
 
     ``complete`` means that ``settings`` has everything that the user set.
     """
-    kept = {
-        name: setting
-        for name, setting in settings.items()
-        if setting.source != SCRIPT or _agrees(setting, printed)
-    }
+    kept = {}
+    for name, setting in settings.items():
+        if setting.source != SCRIPT or _agrees(setting, printed):
+            kept[name] = setting
     return kept, setting_facts(kept, complete=complete)
 
 
@@ -182,9 +185,11 @@ def requested_share(facts: Mapping[str, Fact]) -> Fact | None:
     least = (desired - around) / (total + of_total)
     most = (desired + around) / max(1.0, total - of_total)
     middle = desired / total
-    shortest = next(
-        (v for n in range(1, _DIGITS + 1) if least <= (v := round(middle, n)) <= most), middle
-    )
+    shortest = middle
+    for n in range(1, _DIGITS + 1):
+        if least <= (v := round(middle, n)) <= most:
+            shortest = v
+            break
     return Fact(SETTING_FACTS[SHARE], shortest, "solved", (most - least) / 2)
 
 

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -220,14 +221,11 @@ class EngineErrors:
                 location = Location(line.number, line.byte, plain.process)
                 death = _Death("vllm", logged.group(), location, _raw(line), context, seen_s)
                 self._logged = [*self._logged[-1:], death._replace(message=_clipped(text))]
-            head = next(
-                (
-                    one
-                    for one in heads
-                    if one in text and re.fullmatch(_LEAD, text[: text.index(one)])
-                ),
-                None,
-            )
+            head = None
+            for one in heads:
+                if one in text and re.fullmatch(_LEAD, text[: text.index(one)]):
+                    head = one
+                    break
             if head is not None:
                 self._begin(head, text, line, source, context, seen_s)
             elif not self._take(text, line, source):
@@ -312,9 +310,11 @@ class EngineErrors:
             elif found := re.search(_SIGNAL, text):
                 groups = found.groupdict()
                 number = groups["number"] or groups["number1"]
-                name = next(
-                    (groups[key] for key in ("name", "name1", "name2", "name3") if groups[key]), ""
-                )
+                name = ""
+                for key in ("name", "name1", "name2", "name3"):
+                    if groups[key]:
+                        name = groups[key]
+                        break
                 known = (
                     int(number)
                     if number
@@ -374,9 +374,7 @@ class EngineErrors:
                 newer_than_s is not None and death.seen_s < newer_than_s
             ) or context.number in silent:
                 continue
-            if context.ending.was_stop_requested_before(line) or any(
-                one.context is context or abs(one.last_line - line) <= FOLD_LINES for one in known
-            ):
+            if context.ending.was_stop_requested_before(line) or _is_reported(known, context, line):
                 continue
             silent[context.number] = _scanned(death)
         return list(silent.values())
@@ -394,28 +392,22 @@ class EngineErrors:
         """
         self.leave_out()
         death = incident.location.line or 0
-        error = _first_cause(
-            [
-                one
-                for one in self._errors
-                if one.source[0] == service and _within(one.line, after, before)
-            ],
-            death,
-        )
+        errors = []
+        for one in self._errors:
+            if one.source[0] == service and _within(one.line, after, before):
+                errors.append(one)
+        error = _first_cause(errors, death)
         known = incident.facts.get("exit_signal")
         if known is None:
             signal = None
         else:
             signal = _Signal(int(known.value), known.line or death, "", (service, None))
         if signal is None and (error is None or not error.is_headed):
-            signals = [
-                one
-                for one in self._signals
-                if one.source[0] == service and _within(one.line, after, before)
-            ]
-            signal = next(
-                reversed([one for one in signals if one.line <= death] or signals[:1]), None
-            )
+            # The last signal before the end caused it; otherwise the first one after it did.
+            for sent in self._signals:
+                is_possible = sent.source[0] == service and _within(sent.line, after, before)
+                if is_possible and (sent.line <= death or signal is None):
+                    signal = sent
         if error is not None and signal is not None:
             begins_before = error.is_headed and error.line < signal.line
             crashed = signal.number in _CRASHES and not begins_before
@@ -430,6 +422,11 @@ class EngineErrors:
             facts["exit_signal"] = Fact("exit_signal", signal.number, line=signal.line)
             evidence.append(Evidence(signal.raw, signal.line))
         return replace(incident, facts=facts, evidence=tuple(dict.fromkeys(evidence)))
+
+
+def _is_reported(known: Iterable[ScannedIncident], context: Context, line: int) -> bool:
+    """Return whether a failure of the same start, or one next to the line, is known already."""
+    return any(one.context is context or abs(one.last_line - line) <= FOLD_LINES for one in known)
 
 
 def _is_exception(text: str, *, in_frames: bool) -> bool:
@@ -467,19 +464,34 @@ def _first_cause(errors: Sequence[EngineError], death: int) -> EngineError | Non
     Among those with the best level it is the first of the last group printed together.
     """
     for level in (0, 1):
-        ones = [one for one in errors if one.level == level]
-        engines = [one for one in ones if role(one.source[1]) in ENGINE_ROLES]
-        for group in ([one for one in ones if one.is_headed], engines, ones):
-            exceptions = sorted(
-                [one for one in group if one.line <= death] or group, key=lambda one: one.line
-            )
-            if not exceptions:
+        headed = []
+        engines = []
+        ones = []
+        for one in errors:
+            if one.level != level:
                 continue
-            first = len(exceptions) - 1
-            while first and exceptions[first].line - exceptions[first - 1].line <= FOLD_LINES:
-                first -= 1
-            return exceptions[first]
+            ones.append(one)
+            if one.is_headed:
+                headed.append(one)
+            if role(one.source[1]) in ENGINE_ROLES:
+                engines.append(one)
+        group = headed or engines or ones
+        if group:
+            return _first_of_last_group(group, death)
     return None
+
+
+def _first_of_last_group(errors: Sequence[EngineError], death: int) -> EngineError:
+    """Return the first exception of the last group that was printed together before the end."""
+    before = []
+    for error in errors:
+        if error.line <= death:
+            before.append(error)
+    exceptions = sorted(before or errors, key=attrgetter("line"))
+    first = len(exceptions) - 1
+    while first and exceptions[first].line - exceptions[first - 1].line <= FOLD_LINES:
+        first -= 1
+    return exceptions[first]
 
 
 def _root(links: Sequence[tuple[EngineError, str]]) -> EngineError:

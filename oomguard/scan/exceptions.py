@@ -65,9 +65,10 @@ class UserFrames:
     def see(self, text: str, process: str | None, number: int) -> None:
         """Add the next line of a process, without the logger's prefix."""
         waiting = self._waiting.pop(process, None)
-        if waiting is not None and not any(
-            re.match(other, text) for other in (_FRAME, _MARKERS, _MESSAGE)
-        ):
+        is_source = not (
+            re.match(_FRAME, text) or re.match(_MARKERS, text) or re.match(_MESSAGE, text)
+        )
+        if waiting is not None and is_source:
             waiting.source = text.strip()[:MAX_SOURCE_CHARS]
         if TRACEBACK in text:
             self._last.pop(process, None)
@@ -126,14 +127,14 @@ def _argument(source: str) -> str | None:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = (
-        argument.id
-        for call in calls[:1]
-        for argument in call.args
-        if isinstance(argument, ast.Name)
-    )
-    return next(names, None)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        for argument in node.args:
+            if isinstance(argument, ast.Name):
+                return argument.id
+        return None
+    return None
 
 
 # A memory failure is one of these or a subclass. A KeyError that quotes such a message is not.
@@ -154,9 +155,9 @@ def may_be_oom(error: BaseException) -> bool:
 
 
 def _carries(link: BaseException) -> bool:
-    return isinstance(link, _CARRIERS) or any(
-        base.__name__ in _CARRIERS_BY_NAME for base in type(link).__mro__
-    )
+    if isinstance(link, _CARRIERS):
+        return True
+    return any(base.__name__ in _CARRIERS_BY_NAME for base in type(link).__mro__)
 
 
 def _wrapped(link: BaseException) -> BaseException | None:
@@ -229,9 +230,11 @@ def _frames(link: BaseException) -> Iterator[str]:
 
 def _printed_name(link: BaseException) -> str:
     """Return an exception's type name as in a traceback; torch's for its subclasses."""
-    kind = next(
-        (base for base in type(link).__mro__ if base.__name__ == "OutOfMemoryError"), type(link)
-    )
+    kind = type(link)
+    for base in type(link).__mro__:
+        if base.__name__ == "OutOfMemoryError":
+            kind = base
+            break
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

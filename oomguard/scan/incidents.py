@@ -48,10 +48,12 @@ def with_label(incident: Incident, *, is_labelled: bool) -> Incident:
         return incident
     own, *others = incident.evidence
     label = _LABEL.match(own.text)
-    if label is None or not (
-        is_labelled or any(_is_of(label[1], other.text) for other in others if other != own)
-    ):
+    if label is None:
         return incident
+    if not is_labelled:
+        others = [other for other in others if other != own]
+        if not any(_is_of(label[1], other.text) for other in others):
+            return incident
     if named is None:
         process = f"rank {label[1]}"
     else:
@@ -94,9 +96,10 @@ def _of_ranks(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> bool:
     """
     if _DEVICE not in one or _DEVICE not in other or one[_DEVICE].value == other[_DEVICE].value:
         return False
-    return all(
-        name in one and name in other and agree(one[name], other[name]) for name in _SAME_IN_RANKS
-    )
+    for name in _SAME_IN_RANKS:
+        if not (name in one and name in other and agree(one[name], other[name])):
+            return False
+    return True
 
 
 def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping[str, Fact]:
@@ -144,16 +147,14 @@ class ScannedIncident:
         if hit.kind not in self.kinds and hit.kind not in self.wraps:
             return
         line = self.incident.location.line
-        new = {
-            k: replace(f, line=line)
-            for k, f in hit.facts.items()
-            if k not in self.own or refines(f, self.own[k])
-        }
+        new = {}
+        for name, fact in hit.facts.items():
+            if name not in self.own or refines(fact, self.own[name]):
+                new[name] = replace(fact, line=line)
+        known = dict(self.incident.facts)
         if _SIGKILL_ONLY not in hit.facts:
             self.own.pop(_SIGKILL_ONLY, None)
-            known = {k: f for k, f in self.incident.facts.items() if k != _SIGKILL_ONLY}
-        else:
-            known = dict(self.incident.facts)
+            known.pop(_SIGKILL_ONLY, None)
         self.own.update(new)
         self.incident = replace(self.incident, facts={**known, **new})
 
@@ -161,6 +162,11 @@ class ScannedIncident:
     def process(self) -> str | None:
         """Return the process that printed it first."""
         return self.incident.location.process
+
+    @property
+    def is_recovered(self) -> bool:
+        """Return whether a later line says that the engine survived the failure."""
+        return any("recovered" in near.facts and near.line >= self.last_line for near in self.near)
 
 
 class ScannedIncidents:
@@ -192,14 +198,21 @@ class ScannedIncidents:
         process = location.process
         line = location.line or 0
         # A failure in the output of a client's or a proxy's container is another program's.
-        recent = [f for f in reversed(self.all) if f.context is context or context.is_empty]
+        recent = []
+        for f in reversed(self.all):
+            if f.context is context or context.is_empty:
+                recent.append(f)
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
             self._pass_on(recent[0], evidence, hit.framework)
             return None
         for known in recent:
             if self._told_again(known, kind, facts, process, line, _telling(hit)):
                 return None
-        inner = next((f for f in recent if self._wraps(hit, f, process, line)), None)
+        inner = None
+        for f in recent:
+            if self._wraps(hit, f, process, line):
+                inner = f
+                break
         if inner is not None:
             self._wrap(inner, hit, facts, evidence, line)
             return None
@@ -239,8 +252,11 @@ class ScannedIncidents:
 
     def began_s(self) -> float | None:
         """Return the time of the first memory failure in seconds, or None if unknown."""
-        began = (found.began_s for found in self.all if found.incident.is_oom)
-        return min((at_s for at_s in began if at_s is not None), default=None)
+        times_s = []
+        for found in self.all:
+            if found.incident.is_oom and found.began_s is not None:
+                times_s.append(found.began_s)
+        return min(times_s, default=None)
 
     def _pass_on(self, known: ScannedIncident, evidence: Evidence, framework: str) -> None:
         if known.incident.framework in {*NO_ENGINE, "transformers"}:  # its parent names the engine
@@ -262,10 +278,12 @@ class ScannedIncidents:
             return False
         close = line - known.last_line <= FOLD_LINES
         if (_SIGKILL_ONLY in facts) != (_SIGKILL_ONLY in known.own):
-            facts = {name: fact for name, fact in facts.items() if name != _SIGKILL_ONLY}
-        own = {
-            name: fact for name, fact in known.own.items() if name != _SIGKILL_ONLY or name in facts
-        }
+            facts = dict(facts)
+            facts.pop(_SIGKILL_ONLY, None)
+        own = {}
+        for name, fact in known.own.items():
+            if name != _SIGKILL_ONLY or name in facts:
+                own[name] = fact
         both = (facts.keys() & own.keys()) - _OF_TELLER
         agreeing = all(agree(facts[name], known.own[name]) for name in both)
         same = agreeing and facts.keys() == own.keys() and bool(facts)
@@ -304,11 +322,20 @@ class ScannedIncidents:
             known.own = {**own, **least}
             incident = replace(incident, facts={**incident.facts, **least})
         if not sibling:
-            exact = {name: facts[name] for name in both if refines(facts[name], known.own[name])}
-            more = {name: fact for name, fact in facts.items() if name not in own}
+            exact = {}
+            for name in both:
+                if refines(facts[name], known.own[name]):
+                    exact[name] = facts[name]
+            more = {}
+            for name, fact in facts.items():
+                if name not in own:
+                    more[name] = fact
             dropped = known.own.keys() - own.keys()
             known.own = {**own, **more, **exact}
-            told = {name: fact for name, fact in incident.facts.items() if name not in dropped}
+            told = {}
+            for name, fact in incident.facts.items():
+                if name not in dropped:
+                    told[name] = fact
             incident = replace(incident, facts={**told, **more, **exact})
         if kind in _TOLD_IN_PIECES and incident.phase == "unknown":
             incident = replace(incident, phase=known.context.phase_for(process) or "unknown")
@@ -341,10 +368,10 @@ class ScannedIncidents:
         first.
         """
         incident = inner.incident
-        between = (
-            n for n in inner.context.near if inner.last_line + NEAR_AFTER_LINES < n.line <= line
-        )
-        inner.near.extend(n for n in between if n.of(inner.process))
+        for frame in inner.context.near:
+            is_between = inner.last_line + NEAR_AFTER_LINES < frame.line <= line
+            if is_between and frame.of(inner.process):
+                inner.near.append(frame)
         inner.own = {**facts, **inner.own}
         inner.kinds.add(hit.kind or "other")
         inner.becomes = dict(hit.signature.becomes)
@@ -462,10 +489,7 @@ class Unrecognized:
         if self._first is None:
             return None
         found = _scanned(*self._first)
-        is_recovered = any(
-            "recovered" in near.facts and near.line >= found.last_line for near in found.near
-        )
-        if is_recovered:
+        if found.is_recovered:
             return None
         return found
 
@@ -497,9 +521,8 @@ def _hit(window: Window, position: int, line: str) -> Hit:
 def _scanned(hit: Hit, window: Window, context: Context) -> ScannedIncident:
     line = window.lines[hit.first]
     process = window.process
-    kind = next((kind for kind, pattern in _KINDS if re.search(pattern, hit.message)), "other")
     incident = Incident(
-        kind=kind,
+        kind=_kind_of(hit.message),
         message=hit.message,
         framework=context.framework_for(process) or "unknown",
         location=Location(line.number, line.byte, process),
@@ -515,7 +538,15 @@ def _scanned(hit: Hit, window: Window, context: Context) -> ScannedIncident:
         own={},
         seen_s=0.0,
         last_line=line.number,
-        kinds={kind},
+        kinds={incident.kind},
         near=context.near_frames(line.number, window.lines[-1].number, process, 0),
         phase_is_known=incident.phase != "unknown",
     )
+
+
+def _kind_of(message: str) -> str:
+    """Return the kind of failure that a message without a signature names."""
+    for kind, pattern in _KINDS:
+        if re.search(pattern, message):
+            return kind
+    return "other"

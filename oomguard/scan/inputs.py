@@ -61,7 +61,11 @@ class Writer(Record):
             ("rank", self.rank),
             ("", None if job or pod else self.process),
         )
-        return " ".join(f"{what} {name}".strip() for what, name in named if name)
+        words = []
+        for what, name in named:
+            if name:
+                words.append(f"{what} {name}".strip())
+        return " ".join(words)
 
 
 class Layout(NamedTuple):
@@ -86,11 +90,10 @@ def writer_of(path: str) -> Writer:
     for layout in layouts():
         if found := layout.pattern.search(path):
             groups = found.groupdict()
-            groups["job"] = groups.get("job") or groups.pop("submission", None)
-            return Writer(
-                layout.name,
-                **{name: groups.get(name) for name in Writer.__slots__ if name != "layout"},
-            )
+            submission = groups.pop("submission", None)
+            groups["job"] = groups.get("job") or submission
+            groups["layout"] = layout.name
+            return Writer(*map(groups.get, Writer.__slots__))
     return Writer()
 
 
@@ -280,7 +283,10 @@ def _files_in(top: str, inputs: Inputs) -> Iterator[str]:
         inputs.errors.append(InputError(f"{printable_path(str(error.filename))}: {error.strerror}"))
 
     for folder, below, names in os.walk(top, onerror=refuse):
-        below[:] = sorted(name for name in below if not name.startswith("."))
+        for name in list(below):
+            if name.startswith("."):
+                below.remove(name)
+        below.sort()
         # os.walk treats links to folders as folders. Paths keep their form, so that ./a stays ./a.
         paths = [os.path.join(folder, name) for name in sorted(names)]  # noqa: PTH118
         for path in _are_files(paths, inputs.dangling):
@@ -326,17 +332,25 @@ def read_once(inputs: Sequence[Input], *, keeps_named: bool) -> tuple[list[Input
     dropped: set[int] = set()
     for paths in same.values():
         if len(paths) > 1:
-            dropped.update(id(one) for one in _repeated(paths, keeps_named))
-    return [one for one in inputs if id(one) not in dropped], len(dropped)
+            dropped.update(map(id, _repeated(paths, keeps_named)))
+    kept = []
+    for one in inputs:
+        if id(one) not in dropped:
+            kept.append(one)
+    return kept, len(dropped)
 
 
-def _repeated(paths: Sequence[Input], keeps_named: bool) -> Iterable[Input]:
-    if keeps_named:
-        named = [one for one in paths if one.is_named]
-    else:
-        named = []
-    kept = named or [min(paths, key=_rank)]  # min() returns the first of equals
-    return (one for one in paths if not any(one is other for other in kept))
+def _repeated(paths: Sequence[Input], keeps_named: bool) -> Iterator[Input]:
+    """Yield the paths to leave out of several paths to one file."""
+    has_named = keeps_named and any(one.is_named for one in paths)
+    best = min(paths, key=_rank)  # min() returns the first of equals
+    for one in paths:
+        if has_named:
+            is_kept = one.is_named
+        else:
+            is_kept = one is best
+        if not is_kept:
+            yield one
 
 
 def _rank(one: Input) -> tuple[int, bool]:
@@ -496,7 +510,10 @@ def _is_old_pickle(head: bytes) -> bool:
 
 def _unpacked_name(path: str) -> str:
     name = path.lower()
-    return next((name.removesuffix(suffix) for suffix in _PACKED if name.endswith(suffix)), name)
+    for suffix in _PACKED:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
 
 
 def _tar_files(head: bytes) -> Iterator[tuple[str, bytes]]:
@@ -538,11 +555,10 @@ def find_objects(url: str) -> Iterator[Input]:
     with _as_input_errors(url):
         system, path = _system(url)
         if _MAGIC & set(path):
-            matched = {
-                name: about
-                for name, about in system.glob(path, detail=True).items()
-                if about["type"] == "file"
-            }
+            matched = {}
+            for name, found in system.glob(path, detail=True).items():
+                if found["type"] == "file":
+                    matched[name] = found
             if not matched:
                 raise InputError(
                     f"{printable_path(url)}: no object matches",
@@ -679,7 +695,10 @@ def _file(system: Any, about: Mapping[str, Any]) -> object:
 
 
 def _size(about: Mapping[str, Any]) -> int | None:
-    return next((int(about[name]) for name in _SIZES if about.get(name) is not None), None)
+    for name in _SIZES:
+        if about.get(name) is not None:
+            return int(about[name])
+    return None
 
 
 def _modified_at(about: Mapping[str, Any]) -> float | None:

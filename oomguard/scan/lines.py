@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,7 +150,11 @@ def peel(line: str) -> PlainLine:
     # A collector's object may contain several lines, each with its own prefix.
     inner, container = unwrap(line)
     peeled = [_peel_one(part) for part in inner.split("\n")]
-    process = next((one.process for one in peeled if one.process), None)
+    process = None
+    for one in peeled:
+        if one.process:
+            process = one.process
+            break
     text = without_escaped_breaks("\n".join(one.text for one in peeled))
     return PlainLine(text, process, container or peeled[0].service, peeled[0].is_record)
 
@@ -356,9 +361,11 @@ class Pieces:
         begun = self._begun
         self._begun = {}
         self._last = None
-        yield from sorted(
-            (one.line for one in begun.values() if one.texts), key=lambda line: line.byte
-        )
+        unfinished = []
+        for one in begun.values():
+            if one.texts:
+                unfinished.append(one.line)
+        yield from sorted(unfinished, key=attrgetter("byte"))
 
 
 def piece(text: str, *, may_end: bool = False) -> tuple[str, str, str] | None:
@@ -381,7 +388,11 @@ def _json_piece(text: str) -> tuple[str, str, str] | None:
         return None
     log = record["log"]
     stream = str(record.get("stream", ""))
-    tag = next((record[name] for name in _TAGS if record.get(name) in ("P", "F")), None)
+    tag = None
+    for name in _TAGS:
+        if record.get(name) in ("P", "F"):
+            tag = record[name]
+            break
     goes_on = not log.endswith("\n") and len(log.encode("utf-8", "replace")) >= _DOCKER_BYTES
     return stream, tag or ("P" if goes_on else "F"), log
 
@@ -443,16 +454,23 @@ _LINES: Final = 4096
 
 def begun_before(path: str) -> frozenset[str]:
     """Return the streams whose first line here began in the previous log."""
-    if _begins_with_piece(path):
-        before = log_before(path)
-    else:
-        before = None
+    if not _begins_with_piece(path):
+        return frozenset()
+    before = log_before(path)
     if before is None:
-        found = []
-    else:
-        found = [tagged for line in before[1] if (tagged := piece(line.text)) is not None]
-    tags = {stream: tag for stream, tag, _text in found}
-    return frozenset(stream for stream, tag in tags.items() if tag == "P")
+        return frozenset()
+    begun = set()
+    for line in before[1]:
+        found = piece(line.text)
+        if found is None:
+            continue
+        stream, tag, _text = found
+        # A stream's last piece decides whether its line goes on.
+        if tag == "P":
+            begun.add(stream)
+        else:
+            begun.discard(stream)
+    return frozenset(begun)
 
 
 def log_before(path: str) -> tuple[Path, list[Line]] | None:

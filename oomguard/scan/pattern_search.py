@@ -72,10 +72,10 @@ class SearchTime:
         compiled = getattr(pattern, "compiled", pattern)
         began = time.thread_time()
         try:
-            return next(
-                (m for m in compiled.finditer(text, timeout=self._limit_s) if m.end() > position),
-                None,
-            )
+            for m in compiled.finditer(text, timeout=self._limit_s):
+                if m.end() > position:
+                    return m
+            return None
         finally:
             self._count(began)
 
@@ -166,10 +166,10 @@ def _is_cut(before: str, behind: str) -> bool:
     ):
         return False
     if before.endswith(" "):  # cut after a word: only the space separates both lines
-        return all(
-            part in _WORDS or part[:1].isdigit()
-            for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;"))
-        )
+        for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;")):
+            if not (part in _WORDS or part[:1].isdigit()):
+                return False
+        return True
     if behind[:1].isalpha():
         begun = before[len(before.rstrip(ascii_letters)) :]
         rest = behind[: len(behind) - len(behind.lstrip(ascii_letters))]
@@ -229,11 +229,15 @@ class Window:
 
         ``raw`` returns them as printed.
         """
-        return "\n".join(
-            printed if raw else text
-            for order, text, printed in self.context
-            if order < self.orders[index]
-        )
+        texts = []
+        for order, text, printed in self.context:
+            if order >= self.orders[index]:
+                continue
+            if raw:
+                texts.append(printed)
+            else:
+                texts.append(text)
+        return "\n".join(texts)
 
     def index(self, position: int) -> int:
         """Return the index of the line at a position of the joined text."""
@@ -296,16 +300,22 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
     """Open a window on the last of ``lines``, with earlier ones of the same process."""
     process = lines[-1][2].process
     text = lines[-1][2].text
-    same = [row for row in lines if row[2].process == process]
+    same = []
+    for row in lines:
+        if row[2].process == process:
+            same.append(row)
     if process is None and _goes_on(text):
         # The message is wrapped after a process's prefix, so all wrapped lines belong to that
         # process.
-        process = next((row[2].process for row in reversed(lines) if row[2].process), None)
-        same = [
-            row
-            for row in lines
-            if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))
-        ]
+        process = None
+        for row in reversed(lines):
+            if row[2].process:
+                process = row[2].process
+                break
+        same = []
+        for row in lines:
+            if row[2].process == process or (row[2].process is None and _goes_on(row[2].text)):
+                same.append(row)
     texts = [same[0][2].text]
     for (_, _, before), (_, line, behind) in itertools.pairwise(same):
         texts.append(_joint(before.text, line, behind.text) + behind.text)
@@ -315,11 +325,10 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
     window.context = tuple((order, text.text, line.text) for order, line, text in lines)
     # A frame or a number needs its line or the next. Only a failure and a list of settings are
     # longer.
-    if all(
-        signature.kind is None and wording.anchor != ECHO_ANCHOR
-        for signature, wording in candidates
-    ):
-        window.limit = CONTEXT_LINES
+    window.limit = CONTEXT_LINES
+    for signature, wording in candidates:
+        if signature.kind is not None or wording.anchor == ECHO_ANCHOR:
+            window.limit = WINDOW_LINES
     return window
 
 
@@ -381,11 +390,9 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
             part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
                 items = captured(part).items()
-                facts.update(
-                    (name, fact)
-                    for name, fact in items
-                    if name not in facts or refines(fact, facts[name])
-                )
+                for name, fact in items:
+                    if name not in facts or refines(fact, facts[name]):
+                        facts[name] = fact
                 stop = max(stop, part.end())
     for name, value in wording.facts.items():
         facts[name] = Fact(name, value, "printed")
@@ -411,9 +418,15 @@ def _next_message(
     record without failure.
     """
     text = window.text
-    headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
+    headlines = []
+    for w in signature.wordings:
+        if "(?P<tried>" in w.pattern.pattern:
+            headlines.append(w.pattern)
     later = [time.search(p, text, pos=position) for p in (headlines or [own.pattern])]
-    lines = [(text.rfind("\n", 0, m.start()) + 1, m.start()) for m in later if m is not None]
+    lines = []
+    for m in later:
+        if m is not None:
+            lines.append((text.rfind("\n", 0, m.start()) + 1, m.start()))
     # On the line of the first message the next one begins with its own words.
     ends = [line if line > position else max(position, start) for line, start in lines]
     named = _EXCEPTION_LINE.search(text, position)
@@ -461,10 +474,11 @@ def best_of(hits: list[Hit]) -> Hit:
     A bare headline is part of the whole message, and a wrapper represents its cause.
     """
     best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
-    outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
-    if outer is None:
-        return best
-    return outer._replace(facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
+    for outer in hits:
+        if best.kind in outer.signature.wraps:
+            facts = {**outer.facts, **best.facts}
+            return outer._replace(facts=facts, last=max(outer.last, best.last))
+    return best
 
 
 def quoted(

@@ -262,7 +262,7 @@ class OwnReports:
             return False
         is_own = _PANEL_LINE.match(text) is not None
         if is_own:
-            kind = next((kind for kind in _LONG_KINDS if kind in text), None)
+            kind = next(filter(text.__contains__, _LONG_KINDS), None)
             if text.startswith(_PANEL_END):
                 self.mentions.setdefault(kind or "a failure", writer.panel)
         return is_own
@@ -318,9 +318,10 @@ def _kind_of(title: str) -> str | None:
     """Return the kind in a box's title, which a narrow box cuts."""
     if title in KINDS:
         return title
-    return next(
-        (kind for kind in KINDS if len(title) >= _LEAST_CUT_CHARS and kind.startswith(title)), None
-    )
+    for kind in KINDS:
+        if len(title) >= _LEAST_CUT_CHARS and kind.startswith(title):
+            return kind
+    return None
 
 
 # A log of several containers (``docker compose logs``, ``kubectl logs --prefix``, collectors) has
@@ -454,9 +455,7 @@ def complete_incident(
             )  # the limit was reached, so the host's total does not matter
         incident = replace(incident, facts={**holder, **incident.facts})
     elif incident.kind != "engine_dead":  # the host's limits and processes do not describe a device
-        near = [
-            n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)
-        ]
+        near = [frame for frame in near if not _is_of_host(frame)]
     if incident.kind == _START_CHECK and context.sleeper_bytes:
         sleeper = Fact("sleeper_bytes", context.sleeper_bytes, "solved")
         incident = replace(incident, facts={**incident.facts, sleeper.name: sleeper})
@@ -477,8 +476,10 @@ def complete_incident(
     if "start_frames" in facts and phase in _OF_REQUESTS:
         phase = "profile_run"  # the engine or its compiler runs the model to measure it
     version = facts.get("framework_version")
-    frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
-    evidence = (*incident.evidence, *(frame for frame in frames if frame not in incident.evidence))
+    evidence = incident.evidence
+    for frame in near:
+        if (frame.phase or frame.facts) and frame.evidence not in evidence:
+            evidence = (*evidence, frame.evidence)
     if "model" in facts:
         named = None
     else:
@@ -507,27 +508,39 @@ def complete_incident(
 def _ranks_seen(scanned: ScannedIncident) -> int:
     """Return the number of tensor-parallel ranks by process names, rounded up to a power of two."""
     names = (*scanned.context.by_process, scanned.process, *scanned.incident.also_in)
-    seen = {int(found.group(1)) for name in names if name and (found := _RANK.search(name))}
+    seen = set()
+    for name in names:
+        if name and (found := _RANK.search(name)):
+            seen.add(int(found.group(1)))
     if len(seen) > 1:
         return 1 << max(seen).bit_length()
     return 1
 
 
+def _is_of_host(frame: Near) -> bool:
+    """Return whether a line has facts of the host only."""
+    return bool(frame.facts) and all(name.startswith(_OF_HOST) for name in frame.facts)
+
+
 def drop_recovered(found: list[ScannedIncident]) -> list[ScannedIncident]:
     """Drop failures that the engine survived, and wrappers whose cause is present."""
-    found = [
-        f
-        for f in found
-        if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)
-    ]
-    found = [
-        f
-        for f in found
-        if f.incident.kind != "engine_dead"
-        or not f.context.ending.was_stop_requested_before(f.last_line)
-    ]
-    causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
-    return [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
+    standing = []
+    causes = set()
+    for one in found:
+        if one.is_recovered:
+            continue
+        if one.incident.kind != "engine_dead":
+            causes.add(one.context.number)
+        elif one.context.ending.was_stop_requested_before(one.last_line):
+            continue
+        standing.append(one)
+    # An engine's end only wraps a failure of the same start.
+    kept = []
+    for one in standing:
+        is_wrapper = one.incident.kind == "engine_dead" and one.context.number in causes
+        if not is_wrapper:
+            kept.append(one)
+    return kept
 
 
 def complete_start(
@@ -562,7 +575,11 @@ def _without_profiling_blocks(facts: dict[str, Fact]) -> dict[str, Fact]:
     is_set = facts.get("num_gpu_blocks_override_set")
     if is_set is None or is_set.value:
         return facts
-    return {name: fact for name, fact in facts.items() if name not in _BLOCKS_OF_OVERRIDE}
+    found = {}
+    for name, fact in facts.items():
+        if name not in _BLOCKS_OF_OVERRIDE:
+            found[name] = fact
+    return found
 
 
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:
@@ -575,12 +592,14 @@ def _host(scanned: ScannedIncident, near: list[Near]) -> str:
         named == "host" and "array_shape" in scanned.own
     ):
         return named
-    beside = next((n.framework for n in near if n.framework), None)
-    own = beside or scanned.context.framework_for(scanned.process)
-    if own in {None, *NO_ENGINE} and any(
-        _VLLM_RECORD.search(line.text) for line in scanned.incident.evidence
-    ):
-        return "vllm"
+    own = None
+    for frame in near:
+        own = own or frame.framework
+    own = own or scanned.context.framework_for(scanned.process)
+    if own in {None, *NO_ENGINE}:
+        for line in scanned.incident.evidence:
+            if _VLLM_RECORD.search(line.text):
+                return "vllm"
     return own or named
 
 
@@ -649,8 +668,12 @@ class Scanner:
     ) -> None:
         self._rules = rules
         self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
-        for number, pair in enumerate((s, w) for s in rules.signatures for w in s.wordings):
-            self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
+        number = 0
+        for signature in rules.signatures:
+            for wording in signature.wordings:
+                rows = self._anchors.setdefault(wording.anchor, [])
+                rows.append((number, (signature, wording)))
+                number += 1
         self._inside = anchor_index(rules.anchors).inside
         self._quotations = rules.quotations
         self._streams: dict[tuple[str, str | None], _Stream] = {}
@@ -739,7 +762,10 @@ class Scanner:
             anchors = []
         if anchors or self._tasks.is_open:
             self._tasks.see(text, line.number)
-        heads = [one for one in anchors if one in ENGINE_ENDS]
+        heads = []
+        for one in anchors:
+            if one in ENGINE_ENDS:
+                heads.append(one)
         self._errors.see(
             line, plain, heads, self._context_of(service), self._clock() if heads else 0.0
         )
@@ -780,17 +806,19 @@ class Scanner:
             return []
         words = words_of(text)
         inside = "\0".join(map(words_of, before))
-        return self._candidates(
-            one for one in self._inside(seam) if one not in words and one not in inside
-        )
+        across = []
+        for anchor in self._inside(seam):
+            if anchor not in words and anchor not in inside:
+                across.append(anchor)
+        return self._candidates(across)
 
     def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
-        return [
-            candidate
-            for _, candidate in sorted(
-                (c for a in anchors for c in self._anchors.get(a, ())), key=itemgetter(0)
-            )
-        ]
+        """Return the wordings of these anchors, in the order of the files."""
+        numbered: list[tuple[int, Candidate]] = []
+        for anchor in anchors:
+            numbered += self._anchors.get(anchor, ())
+        numbered.sort(key=itemgetter(0))
+        return [candidate for _, candidate in numbered]
 
     def _settle(self) -> None:
         """Close the complete windows in the order in which they opened, over all streams.
@@ -804,13 +832,20 @@ class Scanner:
 
     def _close(self, state: _Stream, window: Window) -> None:
         context = self._context_of(state.service)
-        hits = [hit for candidate in window.candidates if (hit := self._match(candidate, window))]
-        told = [hit for hit in hits if hit.kind is None]
-        for hit in told:
+        failures = []
+        echoes = []
+        for candidate in window.candidates:
+            hit = self._match(candidate, window)
+            if hit is None:
+                continue
+            if hit.kind is not None:
+                failures.append(hit)
+                continue
             context = self._note(hit, window, context)
-        for hit in (hit for hit in told if hit.wording.anchor == ECHO_ANCHOR):
-            context.note_echo(window.text[hit.position :])
-        failures = [hit for hit in hits if hit.kind is not None]
+            if hit.wording.anchor == ECHO_ANCHOR:
+                echoes.append(hit.position)
+        for position in echoes:
+            context.note_echo(window.text[position:])
         if not failures:
             self._unrecognized.consider(window, context, lambda hit: self._is_quoted(hit, window))
             return
@@ -850,7 +885,9 @@ class Scanner:
         return quoted(hit, window, self._quotations, self._time, self._leave_out) is not None
 
     def _leave_out(self, slow: Quotation) -> None:
-        self._quotations = tuple(other for other in self._quotations if other is not slow)
+        remaining = list(self._quotations)
+        remaining.remove(slow)
+        self._quotations = tuple(remaining)
         self._left_out["quotation", slow.name, slow.part] = (
             f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
         )
@@ -884,26 +921,27 @@ class Scanner:
         """Add the current knowledge about the failed process to an incident."""
         context = found.context
         process = found.process
-        before = [
-            f.last_line
-            for f in self.found.all[:-1]
-            if f.context is context and f.process == process
-        ]
+        before = []
+        for earlier in self.found.all[:-1]:
+            if earlier.context is context and earlier.process == process:
+                before.append(earlier.last_line)
         found.last_line = last_line
         found.near = context.near_frames(
             found.incident.location.line or 0, last_line, process, max(before, default=0)
         )
-        known = {
-            k: v for k, v in context.facts_for(process).items() if k not in found.incident.facts
-        }
-        quotes = (context.evidence_for(process, name) for name in known)
-        lines = dict.fromkeys(
-            q for q in quotes if q is not None and q not in found.incident.evidence
-        )
+        known = {}
+        evidence = found.incident.evidence
+        for name, fact in context.facts_for(process).items():
+            if name in found.incident.facts:
+                continue
+            known[name] = fact
+            line = context.evidence_for(process, name)
+            if line is not None and line not in evidence:
+                evidence = (*evidence, line)
         found.incident = replace(
             found.incident,
             facts={**known, **self._frames.facts(process, last_line), **found.incident.facts},
-            evidence=(*found.incident.evidence, *lines),
+            evidence=evidence,
             phase=found.incident.phase
             if found.incident.phase != "unknown"
             else context.phase_for(process) or "unknown",
@@ -922,10 +960,11 @@ class Scanner:
         self.flush()
         if len(self._contexts) >= MAX_STARTS:
             return None  # later starts cannot be distinguished
-        last = next(
-            (c for c in reversed(self._contexts) if c.ending.death is not None or c.stands),
-            self._contexts[-1],
-        )
+        last = self._contexts[-1]
+        for c in reversed(self._contexts):
+            if c.ending.death is not None or c.stands:
+                last = c
+                break
         return last.death
 
     def flush(self) -> None:
@@ -949,29 +988,38 @@ class Scanner:
                 None for all.
         """
         self.flush()
-        found = [f for f in self.found.all if newer_than_s is None or f.seen_s >= newer_than_s]
+        found = []
+        for one in self.found.all:
+            if newer_than_s is None or one.seen_s >= newer_than_s:
+                found.append(one)
         kept = drop_recovered(found)
         notes = (*self._time.notes, *self._left_out.values())
         if self._is_unrecognized_taken and not any(f.incident.is_oom for f in self.found.all):
             found_so = self._unrecognized.failure()
             if found_so is not None:
-                kept = [*(f for f in kept if f.incident.kind != "engine_dead"), found_so]
+                # The failure without a signature explains the engine's end.
+                kept = [one for one in kept if one.incident.kind != "engine_dead"]
+                kept.append(found_so)
             notes += () if kept else self._unrecognized.notes
         kept = sorted([*kept, *self._errors.deaths(self.found.all, newer_than_s)], key=_line)
-        starts = tuple(
-            start for c in self._contexts if (start := complete_start(c, given)) is not None
-        )
+        starts = []
+        for context in self._contexts:
+            start = complete_start(context, given)
+            if start is not None:
+                starts.append(start)
         notes += () if kept else self._own.note
         repeats = self._repeats + self.found.counted
         if repeats and kept:
             more = f"{repeats:,} more lines repeat these messages, often with other numbers"
             notes += (f"{more}; oomguard only counted them",)
         several = len({context.service for context in self._contexts}) > 1
-        incidents = tuple(
-            complete_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several)
-            for f in kept
-        )
-        return Diagnosis(source, self._with_causes(kept, incidents), notes, starts)
+        alone = len(kept) == 1
+        incidents = []
+        for one in kept:
+            incidents.append(
+                complete_incident(one, given, self._tasks, alone=alone, names_service=several)
+            )
+        return Diagnosis(source, self._with_causes(kept, incidents), notes, tuple(starts))
 
     def _with_causes(
         self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]
@@ -979,12 +1027,13 @@ class Scanner:
         """Return the incidents, each engine's end with its exception or signal."""
         afters = [0, *(found.last_line for found in kept)][: len(kept)]
         befores: list[int | None] = [*map(_line, kept[1:]), None][: len(kept)]
-        return tuple(
-            self._errors.explained(one, found.context.service, after, before)
-            if one.kind == "engine_dead"
-            else one
-            for one, found, after, before in zip(incidents, kept, afters, befores, strict=True)
-        )
+        rows = []
+        for one, found, after, before in zip(incidents, kept, afters, befores, strict=True):
+            if one.kind == "engine_dead":
+                rows.append(self._errors.explained(one, found.context.service, after, before))
+            else:
+                rows.append(one)
+        return tuple(rows)
 
 
 def _line(found: ScannedIncident) -> int:

@@ -183,14 +183,18 @@ def _named(data: bytes, at: int, texts: tuple[bytes, bytes]) -> str:
     """Return which instruction is rejected and what it would run, if known."""
     import pickletools  # only a rejected pickle needs it
 
-    found = next((op for op in pickletools.opcodes if op.code == chr(data[at])), None)
+    found = None
+    for op in pickletools.opcodes:
+        if op.code == chr(data[at]):
+            found = op
+            break
     if found is None:
         return f"byte {at} is not an instruction of a pickle"
     where = f"{found.name} at byte {at}"
     if found.name in {"GLOBAL", "INST"} and (name := _NAME.match(data, at + 1)):
         return f"it would import {_text(name[1])}.{_text(name[2])} ({where})"
     if found.name == "STACK_GLOBAL":
-        names = ".".join(_text(text) for text in texts if text)
+        names = ".".join(map(_text, filter(None, texts)))
         return f"it would import {names or 'a name'} ({where})"
     if found.name in {"EXT1", "EXT2", "EXT4"}:
         return f"it needs an object from the copyreg registry ({where})"
@@ -246,8 +250,10 @@ class Contradictions:
 
         Blocks of a wrong size are rejected elsewhere.
         """
-        sizes = [block.get("size") for block in blocks if type(block) is dict]
-        held = sum(size for size in sizes if type(size) is int)
+        held = 0
+        for block in blocks:
+            if type(block) is dict and type(block.get("size")) is int:
+                held += block["size"]
         total = segment.get("total_size", held)
         if type(total) is int and total == held:
             return
@@ -357,9 +363,11 @@ def python_frames(frames: Any) -> _Lines:
     """Return the Python lines of a stack, including torch's own, innermost first."""
     if type(frames) is not list:
         return ()
-    return tuple(
-        read for frame in frames[:_MOST_FRAMES] if (read := _python_frame(frame)) is not None
-    )
+    found = []
+    for frame in frames[:_MOST_FRAMES]:
+        if (read := _python_frame(frame)) is not None:
+            found.append(read)
+    return tuple(found)
 
 
 def _python_frame(frame: Any) -> Frame | None:
@@ -412,9 +420,10 @@ class _LostError(Exception):
 
 def events_since_refusal(trace: list[Any]) -> list[tuple[dict[str, Any], Any]]:
     """Return the memory events after the last refusal, with the stack of their block if known."""
-    last = max(
-        (at for at, event in enumerate(trace) if _action(event) == "oom"), default=len(trace)
-    )
+    last = len(trace)
+    for at, event in enumerate(trace):
+        if _action(event) == "oom":
+            last = at
     allocated_by: dict[int, Any] = {}
     since = []
     for at, event in enumerate(trace):
@@ -720,9 +729,10 @@ class _Device:
     def follow(self, trace: list[Any]) -> None:
         """Find refusals in the history, and the events after the last one."""
         self._events = len(trace)
-        self._ooms = [
-            event for event in trace if type(event) is dict and event.get("action") == "oom"
-        ]
+        self._ooms = []
+        for event in trace:
+            if type(event) is dict and event.get("action") == "oom":
+                self._ooms.append(event)
         if self._ooms:
             self._since = events_since_refusal(trace)
         else:
@@ -738,11 +748,10 @@ class _Device:
             return refusal
         stream = stream if type(stream) is int else 0
         is_large = refusal.tried_bytes > _SMALL_BYTES
-        usable = [
-            g
-            for g in groups
-            if g.pool is None and g.stream == stream and g.is_large in {None, is_large}
-        ]
+        usable = []
+        for g in groups:
+            if g.pool is None and g.stream == stream and g.is_large in {None, is_large}:
+                usable.append(g)
         return replace(
             refusal,
             free_blocks_bytes=sum(group.free_bytes for group in usable),
@@ -783,9 +792,7 @@ class _Device:
             private_pool_bytes=sum(group.live_bytes for group in groups if group.pool is not None),
             refusal=self._refusal(groups),
             refusals=len(self._ooms),
-            earlier_refusals=tuple(
-                self._refused(event) for event in self._ooms[:-1][:KEPT_REFUSALS]
-            ),
+            earlier_refusals=tuple(map(self._refused, self._ooms[:-1][:KEPT_REFUSALS])),
             later_events=len(self._since),
             is_later=self._is_later,
             events=self._events,
@@ -832,7 +839,11 @@ def _settings(raw: Any) -> str | None:
     if not isinstance(raw, dict):
         return None
     texts = [raw.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
-    told = next((text for text in texts if isinstance(text, str) and text), "")
+    told = ""
+    for text in texts:
+        if isinstance(text, str) and text:
+            told = text
+            break
     if not told and raw.get("expandable_segments") is True:
         return "expandable_segments:True"
     return told[:1000]
@@ -862,10 +873,10 @@ def _notes(devices: tuple[DeviceMemory, ...]) -> Iterator[str]:
                 f"{device.later_events:,}) does not lead back; dump it before memory is "
                 "freed, as guard(snapshot=FILE) does"
             )
-    if any(
-        device.stacks and not any(stack.frames for stack in device.stacks) for device in devices
-    ):
-        yield "no live block has a Python stack, so it is unknown who allocated them"
+    for device in devices:
+        if device.stacks and not any(stack.frames for stack in device.stacks):
+            yield "no live block has a Python stack, so it is unknown who allocated them"
+            return
 
 
 _SOURCE: Final = "measured"
@@ -902,12 +913,11 @@ def read_snapshot(
     except RefusedError as error:
         raise InputError(f"{name}not read as an allocation snapshot: {error}", hint=_HINT) from None
     _check_size((given or {}).get("device_total_bytes"), snapshot, name)
-    incidents = tuple(
-        _incident(device, snapshot, rules)
-        for device in snapshot.devices
-        if device.refusal is not None
-    )
-    return Diagnosis(source, incidents, snapshot.notes, snapshot=snapshot)
+    incidents = []
+    for device in snapshot.devices:
+        if device.refusal is not None:
+            incidents.append(_incident(device, snapshot, rules))
+    return Diagnosis(source, tuple(incidents), snapshot.notes, snapshot=snapshot)
 
 
 def _check_size(given: Fact | None, snapshot: Snapshot, name: str) -> None:
@@ -1009,7 +1019,9 @@ def _figures(device: DeviceMemory) -> Iterator[tuple[str, FactValue]]:
         "largest_free_block_bytes": refusal.largest_free_bytes,
         "waiting_blocks_bytes": refusal.waiting_blocks_bytes or None,
     }
-    yield from ((name, value) for name, value in blocks.items() if value is not None)
+    for name, value in blocks.items():
+        if value is not None:
+            yield (name, value)
     if device.stacks and device.stacks[0].frames:
         yield (
             "largest_holder",

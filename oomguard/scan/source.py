@@ -284,7 +284,8 @@ class _Handed(io.RawIOBase):
             size_bytes += len(more)
         if self._on_read is not None:
             self._on_read(size_bytes)
-        return b"".join(part for part in parts if part)
+        # Without empty parts a single block is returned as it is, not copied.
+        return b"".join(filter(None, parts))
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer).cast("B")
@@ -313,7 +314,11 @@ def encoding_of(head: bytes) -> tuple[str, int]:
 
     Null bytes at every second position show UTF-16 without a mark, for mostly Latin text.
     """
-    marked = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), None)
+    marked = None
+    for bom, name in _BOMS:
+        if head.startswith(bom):
+            marked = (name, len(bom))
+            break
     if marked is not None or b"\0" not in head[:4]:
         return marked or ("utf-8", 0)
     sample = head[:_SAMPLE_BYTES]
