@@ -104,7 +104,7 @@ def _last(name: str) -> str:
 
 # The requests of the failed step, so that a user can find the one that ended the engine.
 
-_REQUEST: Final = re.compile(r"([^\s,:{}]+): (\d+)")
+_REQUEST: Final = r"([^\s,:{}]+): (\d+)"
 _MOST_NAMED: Final = 5
 
 
@@ -116,7 +116,7 @@ def step_requests(facts: Mapping[str, Fact]) -> dict[str, int]:
     """
     told = facts.get("step_requests")
     if told is not None:
-        rows = _REQUEST.findall(str(told.value))
+        rows = re.findall(_REQUEST, str(told.value))
     else:
         rows = []
     found = {name: int(tokens) for name, tokens in (rows if "step_tokens" in facts else rows[:-1])}
@@ -181,9 +181,7 @@ _UNRECOGNIZED = (
 )
 _PATH_CHARS = 1024
 # Words without white space that have a path separator, or the suffix of a log or snapshot.
-_IS_PATH = re.compile(
-    r"[\w.~:@%+=,-]*[/\\][\w.~:@%+=,/\\-]*|[\w.~:@%+=,-]+\.(?:log|txt|out|err|jsonl?|pickle|pkl)(?:\.\d{1,4})?(?:\.(?:gz|xz|bz2|zst))?"
-)
+_IS_PATH: Final = r"[\w.~:@%+=,-]*[/\\][\w.~:@%+=,/\\-]*|[\w.~:@%+=,-]+\.(?:log|txt|out|err|jsonl?|pickle|pkl)(?:\.\d{1,4})?(?:\.(?:gz|xz|bz2|zst))?"
 PASSED_OVER = "skipped: a pickle by name or content, but not an allocation snapshot"
 _NOT_ACTED_ON = "its wording is new, so oomguard reports it but changes nothing"
 
@@ -572,7 +570,7 @@ def _names_a_file(text: str) -> bool:
     """
     if "\n" in text or len(text) >= _PATH_CHARS:
         return False
-    if _IS_PATH.fullmatch(text):
+    if re.fullmatch(_IS_PATH, text):
         return True
     try:
         return Path(text).is_file()

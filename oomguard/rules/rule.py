@@ -195,7 +195,7 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
     Raises:
         RuleError: the file has a mistake.
     """
-    table = Table(raw, path, "", "rule")
+    table = Table(raw, path, "", "rule", is_shipped=make is trusted_expression)
     if not _CODE.fullmatch(table.get("code")):
         raise table.error(
             "a code is two to eight capitals and three digits, OG201 for example", "code"
@@ -266,8 +266,8 @@ def _explain(table: Table, path: Path, make: Callable[..., Expression]) -> Table
 
     Tests check the texts of shipped rules.
     """
-    explain = Table(table.get("explain"), path, "explain", "explain")
-    if make is trusted_expression:
+    explain = Table(table.get("explain"), path, "explain", "explain", is_shipped=table.is_shipped)
+    if table.is_shipped:
         return explain
     for name in ("summary", "why", "confirm"):
         for names, _ in PLACEHOLDER.findall(explain.get(name)):

@@ -178,7 +178,7 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
     Raises:
         RuleError: the file has a mistake.
     """
-    table = Table(raw, path, "", "actions_file")
+    table = Table(raw, path, "", "actions_file", is_shipped=make is trusted_expression)
     checked = make is not trusted_expression  # a test checks the shipped file
     lists: dict[str, list[Situation]] = {"situation": [], "never": []}
     for kind, key in (("situation", "first"), ("never", "actions")):

@@ -442,7 +442,7 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
     Raises:
         RuleError: the file has a mistake.
     """
-    table = Table(raw, path, "", "signature")
+    table = Table(raw, path, "", "signature", is_shipped=make is LazyPattern)
     context = bool(table.get("context", False))
     if context == ("kind" in raw):
         raise table.error("give exactly one of kind and context = true", "kind")
@@ -475,7 +475,7 @@ def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -
     Raises:
         RuleError: the file has a mistake.
     """
-    table = Table(raw, path, "", "quotations")
+    table = Table(raw, path, "", "quotations", is_shipped=make is LazyPattern)
     found = []
     for row in table.tables("quotation", "quotation"):
         found.append(

@@ -644,18 +644,28 @@ class Table:
         path: the file, for messages.
         key: the dotted path of the table in the file; "" for the file itself.
         schema: the row of ``KEYS`` with the permitted keys.
+        is_shipped: whether a test has checked the file, so that a start need not check it again.
 
     Raises:
         RuleError: an unknown key, a missing one, or a value of the wrong type.
     """
 
-    def __init__(self, value: Any, path: Path, key: str, schema: str) -> None:
+    __slots__ = ("is_shipped", "key", "path", "values")
+
+    def __init__(
+        self, value: Any, path: Path, key: str, schema: str, *, is_shipped: bool = False
+    ) -> None:
         self.path = path
         self.key = key
+        self.is_shipped = is_shipped
+        # Checking all shipped tables would take a tenth of the time of reading them.
+        if is_shipped:
+            self.values: dict[str, Any] = value
+            return
         known = KEYS[schema]
         if not isinstance(value, dict):
             raise self.error(f"expected a table, found {type(value).__name__}")
-        self.values: dict[str, Any] = value
+        self.values = value
         for name, entry in value.items():
             if name not in known:
                 raise self.error(f"unknown key {name!r}", name, hint=suggestion(name, known))
@@ -720,11 +730,14 @@ class Table:
     def tables(self, name: str, schema: str) -> list[Table]:
         """Return the rows of an array of tables, each checked; raises RuleError."""
         rows = self.values.get(name, [])
+        if self.key:
+            prefix = f"{self.key}.{name}"
+        else:
+            prefix = name
         found = []
         for i, row in enumerate(rows):
-            found.append(
-                Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
-            )
+            key = f"{prefix}[{i}]"
+            found.append(Table(row, self.path, key, schema, is_shipped=self.is_shipped))
         return found
 
     def expressions(self, name: str, make: Callable[..., Expression]) -> tuple[Expression, ...]:

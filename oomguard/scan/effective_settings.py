@@ -14,11 +14,11 @@ from oomguard.core.settings import SETTING_FACTS, SETTINGS
 
 # A rule's condition may ask whether the user set these settings.
 _ASKED: Final = tuple(name for name in SETTINGS if f"{name}_set" in REGISTRY)
-_ENTRY = re.compile(
+_ENTRY: Final = (
     r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])"
 )
-_LIMITS = re.compile(r"'limit_mm_per_prompt': (\{[^{}]*\})")
-_BRACES = re.compile(r"'(?:[^'\\]|\\.)*'|[{}]")
+_LIMITS: Final = r"'limit_mm_per_prompt': (\{[^{}]*\})"
+_BRACES: Final = r"'(?:[^'\\]|\\.)*'|[{}]"
 _MAX_DIGITS: Final = 18
 ECHO_ANCHOR: Final = "non-default args: {"
 
@@ -44,12 +44,12 @@ def read_echo(text: str) -> Echo | None:
         return None
     body = text[start + len(ECHO_ANCHOR) - 1 :]
     end = _closing_brace(body)
-    entries = _ENTRY.findall(body[:end] if end else body)
+    entries = re.findall(_ENTRY, body[:end])
     values = {name: _literal(raw) for name, raw in entries}
     found = {}
     for name, value in values.items():
         found[name] = SettingInForce(name, _own_choice(name, value), True, "printed")
-    if limits := _LIMITS.search(body[:end] if end else body):
+    if limits := re.search(_LIMITS, body[:end]):
         name = "limit_mm_per_prompt"
         found[name] = SettingInForce(name, limits.group(1).replace("'", '"'), True, "printed")
     return Echo(found, end is not None)
@@ -68,7 +68,7 @@ def _closing_brace(body: str) -> int | None:
     Quoted braces do not count.
     """
     depth = 0
-    for match in _BRACES.finditer(body):
+    for match in re.finditer(_BRACES, body):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
         if depth == 0:
             return match.end()

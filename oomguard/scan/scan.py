@@ -68,7 +68,7 @@ from oomguard.scan.source import Gap, Line
 _HEADS: Final = ("Tasks state (memory values in pages)", "tgid total_vm")
 _PAGE_BYTES: Final = 4096
 # The columns are pid, uid, tgid, total_vm, rss, two to eight numbers, and the name.
-_ROW: Final = re.compile(
+_ROW: Final = (
     r"\[ *\d{1,10}\] +\d{1,10} +\d{1,10} +\d{1,15} +(\d{1,15})(?: +-?\d{1,15}){2,8} +(\S.{0,60})$"
 )
 # The distance from the table to the kernel's line about the killed process.
@@ -76,7 +76,7 @@ _NEAR_LINES: Final = 400
 _BEGIN: Final = "invoked oom-killer"
 # The report lists the host's zones and nodes before its table of processes.
 _REPORT_LINES: Final = 200
-_RAM: Final = re.compile(r"\b(\d{3,15}) pages RAM\b")
+_RAM: Final = r"\b(\d{3,15}) pages RAM\b"
 
 
 @dataclass(slots=True)
@@ -105,10 +105,10 @@ class HostTasks:
             self._lines_left = _REPORT_LINES
         elif self._lines_left:
             self._lines_left -= 1
-            if ram := _RAM.search(text):
+            if ram := re.search(_RAM, text):
                 self.totals.append((line, int(ram.group(1)) * _PAGE_BYTES))
         if self._in_table:
-            row = _ROW.search(text)
+            row = re.search(_ROW, text)
         else:
             row = None
         if row is None:
@@ -364,12 +364,11 @@ class Services:
 
 # A text may name one model by its size, if nothing says that only a part of it is on the device.
 
-_SIZED: Final = re.compile(
-    r"[\w./-]{0,80}(?<![\w.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])[\w.-]{0,40}"
-)
+# The patterns of rare texts compile on first use.
+_SIZED: Final = r"[\w./-]{0,80}(?<![\w.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])[\w.-]{0,40}"
 # Fewer bits, adapters, or parts on the host or other devices mean that the device does not have the
 # whole model at 16 bits.
-_IN_PART: Final = re.compile(
+_IN_PART: Final = (
     r"(?i)\b[2-8]-?bits?\b|int[48]\b|\bawq|gptq|gguf|ggml|exl2|\bq\d_|nf4|fp[48]|quanti[sz]|load_in|bitsandbytes|\bbnb"
     r"|offload|device_map|tensor[ _-]?parallel|-tp\b|\blora\b|qlora|peft|deepspeed|fsdp|\bzero-?\d|\branks?\d|a\d+b\b"
     r"|\b(?:[2-9]|\d\d|two|three|four|eight|multiple|several|multi)[ -]?[x*\u00d7]? ?(?:[\w-]+ ){0,2}"
@@ -382,9 +381,9 @@ def named_model(text: str) -> str | None:
 
     It is None for no model, for two, and for a part of one.
     """
-    found = list(_SIZED.finditer(text))
+    found = list(re.finditer(_SIZED, text))
     sizes = {float(match.group(1)) for match in found}
-    if len(sizes) != 1 or min(sizes) < 1 or _IN_PART.search(text):
+    if len(sizes) != 1 or min(sizes) < 1 or re.search(_IN_PART, text):
         return None
     return max((match.group().strip("./-_") for match in found), key=len)
 
