@@ -181,7 +181,10 @@ _UNRECOGNIZED = (
 )
 _PATH_CHARS = 1024
 # Words without white space that have a path separator, or the suffix of a log or snapshot.
-_IS_PATH: Final = r"[\w.~:@%+=,-]*[/\\][\w.~:@%+=,/\\-]*|[\w.~:@%+=,-]+\.(?:log|txt|out|err|jsonl?|pickle|pkl)(?:\.\d{1,4})?(?:\.(?:gz|xz|bz2|zst))?"
+_IS_PATH: Final = (
+    r"[\w.~:@%+=,-]*[/\\][\w.~:@%+=,/\\-]*"
+    r"|[\w.~:@%+=,-]+\.(?:log|txt|out|err|jsonl?|pickle|pkl)(?:\.\d{1,4})?(?:\.(?:gz|xz|bz2|zst))?"
+)
 PASSED_OVER = "skipped: a pickle by name or content, but not an allocation snapshot"
 _NOT_ACTED_ON = "its wording is new, so oomguard reports it but changes nothing"
 

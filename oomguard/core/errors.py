@@ -21,7 +21,6 @@ failure, it raises the original exception with the diagnosis in its notes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -182,7 +181,6 @@ def exit_status_of(error: OomguardError) -> int:
     return int(getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125))
 
 
-@dataclass(frozen=True, slots=True)
 class Partial:
     """Hold the rows of a failed call that were finished.
 
@@ -196,9 +194,15 @@ class Partial:
             than the call is in host memory.
     """
 
-    rows: int
-    done: int
-    result: Any = field(repr=False)
+    __slots__ = ("done", "result", "rows")
+
+    def __init__(self, rows: int, done: int, result: Any) -> None:
+        self.rows = rows
+        self.done = done
+        self.result = result
+
+    def __repr__(self) -> str:
+        return f"Partial(rows={self.rows}, done={self.done})"
 
     def __len__(self) -> int:
         return self.done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -123,15 +123,14 @@ class Situation(NamedTuple):
     actions: tuple[tuple[str, str | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ActionTable:
+class ActionTable(NamedTuple):
     """Hold all situations, wordings and harmful actions; the first matching row applies."""
 
     situations: tuple[Situation, ...] = ()
     wordings: tuple[ActionWording, ...] = ()
     never: tuple[Situation, ...] = ()
 
-    def __add__(self, other: ActionTable) -> ActionTable:
+    def joined(self, other: ActionTable) -> ActionTable:
         """Return both tables as one; the rows of this one come first."""
         return ActionTable(
             self.situations + other.situations,
@@ -407,7 +406,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
             elif "missing" in table:
                 missing += read_missing(table, path)
             elif "situation" in table:  # a user's rows come before the shipped ones
-                actions = read_actions(table, path, expression) + actions
+                actions = read_actions(table, path, expression).joined(actions)
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))

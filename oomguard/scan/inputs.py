@@ -194,7 +194,7 @@ class Input(NamedTuple):
     file: object = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Inputs:
     """Hold the found inputs, errors of paths without any, empty folders and broken links.
 

@@ -272,7 +272,7 @@ _TAGS: Final = ("logtag", "_p")
 _DOCKER_BYTES: Final = (16 << 10) - 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Begun:
     """Hold an unfinished line: its first piece with the time stamp, and all words so far.
 

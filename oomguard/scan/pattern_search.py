@@ -197,7 +197,7 @@ def _joint(before: str, line: Line, text: str) -> str:
     return "\n"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Window:
     """Collect the lines of one process around an anchor's line."""
 

@@ -79,7 +79,7 @@ _REPORT_LINES: Final = 200
 _RAM: Final = r"\b(\d{3,15}) pages RAM\b"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class HostTasks:
     """Track the largest process of each table and the host's memory, by line."""
 
@@ -185,7 +185,7 @@ _LONG_KINDS: Final = sorted({*KINDS} - {"other"}, key=len, reverse=True)
 _KIND: Final = rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})\b"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Writer:
     """Track one process's open boxes, innermost last, each with its first line.
 
@@ -613,7 +613,7 @@ _OUT_OF_TIME: Final = "exceeded its time limit, so oomguard skipped it"
 __all__ = ["MAX_EVIDENCE_CHARS", "Scanner", "scan"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Stream:
     """Hold the state of one service's lines on one stream.
 
