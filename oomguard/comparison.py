@@ -206,7 +206,8 @@ BUDGET: Final = (
     ("KV cache", "kv_cache_available_bytes"),
 )
 _SOLVED_PARTS: Final = ("in use at the start", "free")
-_SOLVED_SLACK_BYTES: Final = 0.02 * GIB  # a difference of printed sizes, each rounded to 0.01 GiB
+# A difference of printed sizes, each rounded to 0.01 GiB.
+_SOLVED_SLACK_BYTES: Final = 0.02 * GIB
 _CAPACITY: Final[tuple[tuple[str, str, Unit], ...]] = (
     ("KV cache tokens", "kv_cache_capacity_tokens", "tokens"),
     ("full requests at once", "max_concurrency", ""),
@@ -307,7 +308,8 @@ def setting_of(side: ComparedStart, name: str) -> ComparedValue:
         return ComparedValue(_plain(own.value), "printed" if own.set_by_user is False else "set")
     if fact is not None and fact.value != "auto":
         return ComparedValue(_plain(fact.value), "solved" if fact.source == "solved" else "printed")
-    if own is not None:  # "auto", or an object without printed value
+    # "auto", or an object without printed value.
+    if own is not None:
         if own.value is None:
             return UNKNOWN
         return ComparedValue(own.value, "set")
@@ -970,7 +972,7 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
     if not starts:
         raise InputError(f"{name}: the log has no start of an engine", hint=LOOKED_FOR)
     if number is None:
-        start = _most_telling(diagnosis, starts)
+        start = _best_start(diagnosis, starts)
     else:
         found = {start.number: start for start in starts}.get(number)
         if found is None:
@@ -1000,7 +1002,7 @@ def _failure(diagnosis: Diagnosis, number: int) -> Incident | None:
     return own[0] if own else None
 
 
-def _most_telling(diagnosis: Diagnosis, starts: list[EngineStart]) -> EngineStart:
+def _best_start(diagnosis: Diagnosis, starts: list[EngineStart]) -> EngineStart:
     """Return the last start with numbers, else the last failed one, else the last."""
     for start in reversed(starts):
         if start.facts.keys() & _FIGURES:
@@ -1038,18 +1040,19 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
     """Add the failure's facts to a start; the start's own printed facts take precedence."""
     facts: dict[str, Fact] = dict(start.facts)
     if incident is not None:
-        told = {}
+        known = {}
         for name, fact in incident.facts.items():
             if name in _OF_THE_START:
-                told[name] = fact
-        facts = {**told, **facts}
+                known[name] = fact
+        facts = {**known, **facts}
     _add_capacity(facts, start)
     if incident is not None and start.framework == "unknown":
         framework = incident.framework
     else:
         framework = start.framework
     budget = budget_of_start(facts)
-    if incident is not None:  # a failed start: the rest is not free, the start would have used it
+    # A failed start: the rest is not free, the start would have used it.
+    if incident is not None:
         reached = {part.name for part in start.budget.parts}
         parts = list(budget.parts)
         if "free" not in reached:

@@ -67,7 +67,8 @@ def named_folder(incident: Incident) -> str | None:
     try:
         if named is not None and Path(named).is_absolute() and (Path(named) / _CONFIG).is_file():
             return named
-    except (OSError, ValueError):  # an impossible name, or another user's folder
+    except (OSError, ValueError):
+        # An impossible name, or another user's folder.
         return None
     return None
 
@@ -114,9 +115,9 @@ def step_requests(facts: Mapping[str, Fact]) -> dict[str, int]:
     Returns an empty dict if none were printed. With very many it reads only the first ones and
     omits the last of these, which may be cut.
     """
-    told = facts.get("step_requests")
-    if told is not None:
-        rows = re.findall(_REQUEST, str(told.value))
+    printed = facts.get("step_requests")
+    if printed is not None:
+        rows = re.findall(_REQUEST, str(printed.value))
     else:
         rows = []
     found = {name: int(tokens) for name, tokens in (rows if "step_tokens" in facts else rows[:-1])}
@@ -384,7 +385,7 @@ def diagnose_stream(
     diagnosis = diagnose_lines(
         lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model
     )
-    diagnosis = _without_told_before(_without_cut_end(diagnosis), rules)
+    diagnosis = _without_earlier_cause(_without_cut_end(diagnosis), rules)
     if is_named and is_named_pickle(source) and not diagnosis.incidents:
         raise no_failure_in_text(source)
     damage = damage_of(stream)
@@ -406,7 +407,7 @@ def _without_cut_end(diagnosis: Diagnosis) -> Diagnosis:
     return diagnosis
 
 
-def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
+def _without_earlier_cause(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
     """Drop an engine's death whose cause is in the log before the rotation."""
     dead = []
     for one in diagnosis.incidents:
@@ -559,7 +560,8 @@ def user_settings(settings: Mapping[str, FactValue] | None) -> dict[str, Setting
 
 
 def _described(value: object) -> str:
-    import reprlib  # a bounded text, even for endless objects or a failing repr
+    # A bounded text, even for endless objects or a failing repr.
+    import reprlib
 
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -577,7 +579,8 @@ def _names_a_file(text: str) -> bool:
         return True
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # too long for a name, or a null byte
+    except (OSError, ValueError):
+        # Too long for a name, or a null byte.
         return False
 
 
@@ -611,7 +614,8 @@ class ShownCommand:
         prompt = _PROMPT.match(text)
         if prompt is None or len(text) > _MOST_CHARS:
             return
-        from oomguard.engines.registry import launchers  # loads engines' tables
+        # This import loads the tables of all engines.
+        from oomguard.engines.registry import launchers
 
         command = text[prompt.end() :].strip()
         words = _words(command)
@@ -703,7 +707,8 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
             yield f"test[{i}] does not match"
             continue
         probe = test["log"]
-        if signature.kind is None:  # only a following incident shows the facts of a context line
+        # Only a following incident shows the facts of a context line.
+        if signature.kind is None:
             probe += "\nRuntimeError: Engine core initialization failed. See root cause above."
             alone = RuleSet((signature, *ends), ())
         incidents = scan(_lines(probe), alone).incidents

@@ -41,7 +41,8 @@ def open_regular(path: str | Path) -> IO[bytes]:
     try:
         _check(Path(path).stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except ValueError as error:  # a null byte in the name
+    except ValueError as error:
+        # A null byte in the name.
         raise OSError(errno.EINVAL, str(error)) from None
     try:
         _check(os.fstat(descriptor).st_mode)
@@ -187,7 +188,8 @@ def write_whole(path: Path, content: bytes, *, folder_mode: int = 0o777) -> None
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    import tomllib  # a start that finds its tables in the cache does not need it
+    # A start that finds its tables in the cache does not need it.
+    import tomllib
 
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -214,7 +216,8 @@ def read_tables(
         ):
             return dict(zip(paths, tables, strict=True))
     found = {path: read(path) for path in paths}
-    with contextlib.suppress(TypeError):  # TOML has dates, but JSON does not
+    # TOML has dates, but JSON does not.
+    with contextlib.suppress(TypeError):
         write_cache(kept, json.dumps(list(found.values())).encode())
     return found
 

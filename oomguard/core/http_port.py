@@ -135,7 +135,8 @@ class HttpPort:
 
     def _go_on(self, connection: _Connection) -> None:
         if self._open.get(connection.client.fileno()) is not connection:
-            return  # it was closed for a newer one
+            # It was closed for a newer one.
+            return
         try:
             if not connection.answer:
                 self._receive(connection)

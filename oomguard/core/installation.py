@@ -99,7 +99,8 @@ def _recorded_source() -> _Source | None:
 
 
 def _direct_url() -> dict[str, Any]:
-    from importlib import metadata  # takes 60 ms, and only a hint needs it
+    # This import takes 60 ms, and only a hint needs it.
+    from importlib import metadata
 
     try:
         text = metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")

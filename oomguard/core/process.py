@@ -98,7 +98,8 @@ def leave_working_directory() -> None:
     """
     try:
         here = os.getcwd()
-    except OSError:  # the working directory no longer exists
+    except OSError:
+        # The working directory no longer exists.
         return
     if not sys.flags.safe_path and sys.path[:1] in ([here], [""]):
         del sys.path[0]

@@ -137,7 +137,8 @@ _GLUED: Final = re.compile(r"(?:(?:\A|_)[A-Z0-9]{2,}(?:PASS|PW|PSK|JWT)|[a-z](?:
 _PATH: Final = re.compile(
     r"(?:~|\.{0,2})(?:/[a-z0-9._-]+){2,}/?\Z|[\w./\\~:-]+\.(?:pem|key|crt|cer|p12|pfx|pub|json|txt|ya?ml)\Z"
 )
-_VARIABLES: Final = frozenset({"AUTH", "JWT", "PSK"})  # KEY, PASS and PWD alone are everyday words
+# KEY, PASS and PWD alone are everyday words.
+_VARIABLES: Final = frozenset({"AUTH", "JWT", "PSK"})
 # Letters beyond f and digits, without any other sign.
 _MADE: Final = re.compile(
     r"(?=[A-Za-z]{0,100}\d)(?=[A-Fa-f0-9]{0,100}[G-Zg-z])[A-Za-z0-9+]{20,}={0,2}\Z"
@@ -152,7 +153,8 @@ def secrecy(name: str) -> Secrecy:
     ``weak`` names (--key, FOO_AUTH) hide a value only if it can be a secret. A ``hint`` (key,
     vendor_key) hides only a value that looks generated.
     """
-    tail = name[-_MAX_NAME_CHARS:].lstrip("-")  # the end of a name says what it is
+    # The end of a name says what it is.
+    tail = name[-_MAX_NAME_CHARS:].lstrip("-")
     known = names()
     if known.about.search(tail):
         return ""
@@ -207,7 +209,8 @@ def looks_generated(value: str, least_chars: int) -> bool:
 _WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',\\]|\\(?![nrt]))+|\n""")
 _ENDS: Final = frozenset({"|", "||", "&&", ";", "&", "\n"})
 _USER_FLAGS: Final = ("-u", "--user", "--proxy-user", "--userpwd", "--login")
-_LITERAL: Final = "--from-literal"  # kubectl create secret --from-literal=NAME=SECRET
+# kubectl create secret --from-literal=NAME=SECRET.
+_LITERAL: Final = "--from-literal"
 _MAX_DEPTH: Final = 3
 _GLUED_MIN_CHARS: Final = 5
 # A word after -p of any program that is not a password: a path, a port, an option with one dash
@@ -228,9 +231,11 @@ def hide_in_text(text: str) -> str:
 def secret_starts(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield the index of each word with a secret, and where in the word the secret begins."""
     program: Program | None = None
-    begun = False  # whether the program's sub-command has appeared
+    # Whether the program's sub-command has appeared.
+    begun = False
     before = ""
-    lists = False  # whether the last flag takes several secrets, as vLLM's --api-key does
+    # Whether the last flag takes several secrets, as vLLM's --api-key does.
+    lists = False
     for index, word in enumerate(words):
         if word in _ENDS:
             program = None
@@ -297,7 +302,8 @@ def _by_flag(before: str, word: str) -> int | None:
         if "=" in named:
             return len(word) - len(named) + named.index("=") + 1
         return None
-    if before.startswith("-pass") and word.startswith("pass:"):  # openssl's -passin pass:SECRET
+    # openssl's -passin pass:SECRET.
+    if before.startswith("-pass") and word.startswith("pass:"):
         return len("pass:")
     body = word[2:]
     if word.startswith("-p") and len(body) >= _GLUED_MIN_CHARS and not _NO_PASSWORD.match(body):
@@ -330,7 +336,8 @@ def _hide(text: str, depth: int) -> str:
     words = []
     for found in _WORD.finditer(text):
         start, end = found.span()
-        while start < end - 1 and text[start] in "[({":  # a list of words
+        # A list of words loses its brackets.
+        while start < end - 1 and text[start] in "[({":
             start += 1
         while start < end - 1 and text[end - 1] in "])}":
             end -= 1
@@ -348,7 +355,8 @@ def _hide(text: str, depth: int) -> str:
         if index in hidden:
             pieces += [text[position : start + hidden[index]], MASK]
             position = end
-        elif depth < _MAX_DEPTH and " " in words[index]:  # a command in quotes
+        elif depth < _MAX_DEPTH and " " in words[index]:
+            # A command in quotes.
             pieces += [text[position:start], _hide(words[index], depth + 1)]
             position = end
     return "".join([*pieces, text[position:]])
@@ -501,7 +509,8 @@ _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.DOTALL,
 )
-_BREAKS: Final = frozenset({"\\n", "\\r", "\\t"})  # the form in JSON inside a line
+# The form in JSON inside a line.
+_BREAKS: Final = frozenset({"\\n", "\\r", "\\t"})
 _PEM: Final = "-----BEGIN "
 
 
@@ -610,7 +619,8 @@ def _hidden(line: str, key: re.Match[str]) -> str:
 _OPENER: Final = re.compile(r"[bBrRuUfF]{0,2}(\\*)([\"'])")
 _QUOTES_AND_BRACKETS: Final = re.compile(r"(\\*)([\"'])|[\[\](){}]")
 _BARE: Final = re.compile(r"[^\s\"',;\[\](){}<>|&\\]+(?:,(?=[^\s\"',=:]+(?:\s|\Z))[^\s\"',]+)*")
-_MAX_LIST_CHARS: Final = 4096  # a longer list counts as lasting to the end of the text
+# A longer list counts as lasting to the end of the text.
+_MAX_LIST_CHARS: Final = 4096
 _LINE: Final = re.compile(r"[^\"'\\\n]+")
 # The beginning of a call or of an item in Python. A name with a digit may be a password.
 _CALL: Final = re.compile(r"[ ]*[A-Za-z_]+(?:\.\w+)*[(\[]")
@@ -706,7 +716,8 @@ _MASKING: Final[ContextVar[bool]] = ContextVar("oomguard_masking", default=True)
 _KEEPS_HOMES: Final[ContextVar[bool]] = ContextVar("oomguard_keeps_homes", default=False)
 _MAX_PASSES: Final = 8
 _NAME_CHARS: Final = 64
-_PLAIN_CHARS: Final = 18  # the shortest token has 19
+# The shortest token has 19.
+_PLAIN_CHARS: Final = 18
 # Words that begin a sentence about a value and are never a value.
 _PROSE: Final = frozenset({"not", "unknown", "known", "is", "was", "the", "no", "cannot", "must"})
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
@@ -797,7 +808,8 @@ def _masked_name(text: str, _keeps_homes: bool) -> str:
 
 
 def _masked(text: str) -> str:
-    for _ in range(_MAX_PASSES):  # hiding may join two halves of another secret's key
+    # Hiding may join two halves of another secret's key.
+    for _ in range(_MAX_PASSES):
         hidden = _pass(text)
         if hidden == text:
             break
@@ -842,7 +854,8 @@ def _hides_assigned(name: str, value: str) -> bool:
 def _hides_next(flag: str, word: str) -> bool:
     if _is_file(flag, word):
         return False
-    if secrecy(flag) == "weak":  # a switch, if another flag follows
+    # A switch, if another flag follows.
+    if secrecy(flag) == "weak":
         return not word.startswith("-") and is_secret_value(flag, word)
     return bool(secrecy(flag)) or not NUMBER.match(word)
 
@@ -870,11 +883,13 @@ _LISTS: Final = frozenset({"--api-key"})
 def _pass_words(words: Sequence[str]) -> list[str]:
     masked: list[str] = []
     by_program = dict(secret_starts(words))
-    hide = ""  # the flag whose value is the next word
+    # The flag whose value is the next word.
+    hide = ""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if hide and words[index - 1] != hide and word.startswith("-"):
-            hide = ""  # the values of a list have ended
+            # The values of a list have ended.
+            hide = ""
         if hide and _hides_next(hide, word):
             masked.append(MASK)
         elif any(map(str.isspace, name)) or is_script(
@@ -913,7 +928,8 @@ def _mask_fields(text: str) -> str:
         secret = secrecy(name)
         prompt = PROMPT.match(name) is not None
         if not secret and not prompt:
-            if found.group("flag"):  # the word after a flag may be a key itself
+            # The word after a flag may be a key itself.
+            if found.group("flag"):
                 position = found.end("flag")
             continue
         value = value_at(text, position, whole_line=bool(_HEADERS.match(name)))
@@ -944,7 +960,8 @@ def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
         and ":" in (found.group("glue") or "")
         and not looks_generated(body, 8)
     ):
-        return False  # "FOO_KEY: not set" is prose
+        # "FOO_KEY: not set" is prose.
+        return False
     if value.form == "list":
         return '"' in body or "'" in body
     prose = (

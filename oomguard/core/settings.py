@@ -330,7 +330,8 @@ def parse_suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
     if found is None or factor is None:
         return None
     number = found.group(1)
-    if "." in number:  # a factor that is a power of two allows whole numbers only
+    # A factor that is a power of two allows whole numbers only.
+    if "." in number:
         if factor % 10 == 0:
             return int(float(number) * factor)
         return None

@@ -98,7 +98,8 @@ def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
     def part(match: re.Match[str]) -> str:
         inner = match.group(1)
         if not PLACEHOLDER.search(inner):
-            return match.group()  # brackets with another meaning, such as a[0]
+            # Brackets with another meaning, such as a[0].
+            return match.group()
         if keeps(inner):
             return inner
         return ""

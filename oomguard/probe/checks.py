@@ -26,10 +26,12 @@ from oomguard.probe.nvml import Device, Holder, vllm_orphans
 
 # Host memory: WSL, containers, cgroups, /dev/shm, ulimit, NUMA.
 
-_LOW_RATIO: Final = 0.05  # a smaller free share is a problem
+# A smaller free share is a problem.
+_LOW_RATIO: Final = 0.05
 _SHM: Final = "/dev/shm"  # noqa: S108 - only read, never written
 _SMALL_SHM_BYTES: Final = (
-    GIB  # Docker gives 64 MiB, but the processes of one engine pass tensors through it
+    # Docker gives 64 MiB, but the processes of one engine pass tensors through it.
+    GIB
 )
 
 
@@ -351,7 +353,8 @@ _ALLOCATORS: Final = {
     HIP: _ALLOCATOR_OPTIONS,
     "PYTORCH_NPU_ALLOC_CONF": _NPU_OPTIONS,
 }
-_MIN_SPLIT_MB: Final = 20  # torch refuses less
+# torch refuses less.
+_MIN_SPLIT_MB: Final = 20
 
 _DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 

@@ -409,7 +409,8 @@ def read_available_bytes(root: Path = ROOT) -> int | None:
     group = read_cgroup(root)
     if group is not None and group.limit_bytes is not None and group.current_bytes is not None:
         sizes.append(max(0, group.limit_bytes - group.current_bytes))
-    limit = address_space_limit_bytes()  # a child of this process has the same limit
+    # A child of this process has the same limit.
+    limit = address_space_limit_bytes()
     sizes += [int(limit)] if limit is not None and math.isfinite(limit) else []
     return min(sizes, default=None)
 

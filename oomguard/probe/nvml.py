@@ -241,7 +241,8 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
 def _instances(pynvml: Any, gpu: Any) -> Iterator[MigInstance]:
     for number in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         handle = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
-        if handle is not None:  # the numbers have gaps
+        # The numbers have gaps.
+        if handle is not None:
             own = _memory_of(pynvml, number, handle)
             name = _text(_ask(pynvml.nvmlDeviceGetName, handle))
             uuid = _text(_ask(pynvml.nvmlDeviceGetUUID, handle))

@@ -81,7 +81,8 @@ class SnapshotRecorder:
         with _noting("recording for a memory snapshot"):
             torch = _torch()
             is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-            if is_on is None or not is_on():  # the program's own recording stays as it is
+            # The program's own recording stays as it is.
+            if is_on is None or not is_on():
                 torch.cuda.memory._record_memory_history(
                     context="alloc", stacks="python", max_entries=MOST_EVENTS
                 )
@@ -220,5 +221,6 @@ def _noting(what: str) -> Iterator[None]:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(Exception):  # a handler of the program may raise
+    # A handler of the program may raise.
+    with contextlib.suppress(Exception):
         logging.getLogger("oomguard").warning("oomguard: %s", text)

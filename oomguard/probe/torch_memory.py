@@ -68,7 +68,8 @@ class LiveStorages:
             return
         try:
             storage = leaf.untyped_storage()
-        except NotImplementedError:  # a sparse tensor has no storage, but its parts have
+        except NotImplementedError:
+            # A sparse tensor has no storage, but its parts have.
             for part in _parts(leaf):
                 self.adopt(part)
             return
@@ -253,7 +254,8 @@ def free_bytes() -> int | None:
         return None
     free, total = cuda.mem_get_info()
     room = int(free + cuda.memory_reserved() - cuda.memory_allocated())
-    share = getattr(cuda, "get_per_process_memory_fraction", None)  # not in every version of torch
+    # Some versions of torch lack this function.
+    share = getattr(cuda, "get_per_process_memory_fraction", None)
     if share is None:
         return room
     return min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
@@ -357,7 +359,8 @@ def _cuda_stats(cuda: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the statistics of each CUDA device from which this process has allocated."""
     for index in range(cuda.device_count()):
         stats = None
-        with contextlib.suppress(RuntimeError):  # after an error of its own, CUDA reports nothing
+        # After an error of its own, CUDA reports nothing.
+        with contextlib.suppress(RuntimeError):
             stats = cuda.memory_stats_as_nested_dict(index)
         if (
             stats and stats["reserved_bytes"]["all"]["allocated"]
@@ -390,7 +393,8 @@ def limits() -> dict[Counter, int]:
     cuda = _torch_counters_cuda()
     for index, _ in () if cuda is None else _cuda_stats(cuda):
         total = int(cuda.get_device_properties(index).total_memory)
-        with contextlib.suppress(AttributeError):  # since torch 2.9
+        # Only torch 2.9 and later have this option.
+        with contextlib.suppress(AttributeError):
             total = min(total, int(total * cuda.get_per_process_memory_fraction(index)))
         found |= {Counter(f"cuda:{index}", what): total for what in (ALLOCATED, RESERVED)}
     return found

@@ -113,12 +113,15 @@ def _likeness(wanted: str, known: str) -> tuple[float, float]:
     """Return how alike two normalized texts are: a rank, then a number to order equal ranks."""
     if wanted == known:
         return 4.0, 0.0
-    if known.rstrip(".") in wanted:  # a line of a log, or more; the longest message fits best
+    # A line of a log, or more; the longest message fits best.
+    if known.rstrip(".") in wanted:
         return 3.0, float(len(known))
     part = wanted.rstrip(".")
     if known.startswith(part) or _CLASS.sub("", known, count=1).startswith(part):
-        return 2.5, -float(len(known))  # its beginning; the shortest message has least besides
-    if part in known:  # a part; the shortest message has least besides
+        # The text begins a message; the shortest one adds the least to it.
+        return 2.5, -float(len(known))
+    # The text is part of a message; the shortest one adds the least to it.
+    if part in known:
         return 2.0, -float(len(known))
     weights = _weights()
     words = set(_WORD.findall(wanted))

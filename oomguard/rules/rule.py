@@ -91,7 +91,8 @@ def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
         lever=row.get("lever", ""),
         missing=row.get("missing", ""),
     )
-    if make is not trusted_expression:  # a test checks the shipped ones
+    # A test checks the shipped ones.
+    if make is not trusted_expression:
         _check(fix, row)
     return fix
 

@@ -178,7 +178,8 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
         RuleError: the file has a mistake.
     """
     table = Table(raw, path, "", "actions_file", is_shipped=make is trusted_expression)
-    checked = make is not trusted_expression  # a test checks the shipped file
+    # A test checks the shipped file.
+    checked = make is not trusted_expression
     lists: dict[str, list[Situation]] = {"situation": [], "never": []}
     for kind, key in (("situation", "first"), ("never", "actions")):
         for row in table.tables(kind, kind):
@@ -405,7 +406,8 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 quotations += read_quotations(table, path, pattern)
             elif "missing" in table:
                 missing += read_missing(table, path)
-            elif "situation" in table:  # a user's rows come before the shipped ones
+            elif "situation" in table:
+                # A user's rows come before the shipped ones.
                 actions = read_actions(table, path, expression).joined(actions)
             else:
                 signatures.append(read_signature(table, path, pattern))
@@ -416,7 +418,8 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # a name too long, or a null byte
+    except (OSError, ValueError):
+        # A name too long, or a null byte.
         return False
 
 

@@ -52,7 +52,8 @@ def too_much_repetition(text: str) -> tuple[int, str] | None:
     """Return the position and reason why a pattern is too long or unreadable, or None if it is
     fine.
     """
-    totals, last = [0], 0  # the length of each open group so far, and of the last part
+    # The length of each open group so far, and of the last part.
+    totals, last = [0], 0
     for token in re.finditer(_GRAMMAR, text, re.VERBOSE | re.DOTALL):
         if token.lastgroup == "flags" and re.search(r"x|V1", token.group()):
             return token.start(), "the flags x and V1 are not allowed here"
@@ -109,9 +110,14 @@ class LazyPattern:
 
     __slots__ = ("_compiled", "pattern")
 
+    # ``path`` and ``key`` are unused here; ``compile_pattern`` needs them for its messages.
     def __init__(
-        self, text: str, *, path: str, key: str
-    ) -> None:  # for the messages of ``compile_pattern``
+        self,
+        text: str,
+        *,
+        path: str,
+        key: str,
+    ) -> None:
         self.pattern = text
         self._compiled: Any = None
 
@@ -182,7 +188,8 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
         found = flexible_error
         position = None
         try:
-            regex.compile(text)  # in the original form, so that columns are the author's
+            # In the original form, so that columns are the author's.
+            regex.compile(text)
         except mistakes as own_error:
             found = own_error
             position = getattr(own_error, "pos", None)

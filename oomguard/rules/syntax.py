@@ -34,9 +34,12 @@ KINDS_OF_VALUE: Final[dict[str, Kind]] = {
     "str": "text",
 }
 _MAX_EXPRESSION_CHARS: Final = 2000
-_MAX_BRACKETS: Final = 20  # nested
-_MAX_DEPTH: Final = 100  # of nested operators
-_SHOWN_CHARS: Final = 60  # of the expression, on either side of a mistake
+# Nested brackets in an expression.
+_MAX_BRACKETS: Final = 20
+# Nested operators in an expression.
+_MAX_DEPTH: Final = 100
+# A message shows this much of the expression on either side of a mistake.
+_SHOWN_CHARS: Final = 60
 
 _TOKEN: Final = re.compile(
     r"\s+|[a-z_]\w*|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?(?![\w.])"
@@ -199,7 +202,8 @@ def _check_tokens(source: str) -> None:
 def _compiled(source: str) -> _Compiled:
     """Parse an expression, check its types and compile it to functions of the facts."""
     indent = len(source) - len(source.lstrip())
-    text = re.sub(r"\s", " ", source)[indent:]  # same length, so columns stay correct
+    # Same length, so columns stay correct.
+    text = re.sub(r"\s", " ", source)[indent:]
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -581,7 +585,8 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_KEY_PARTS: Final = 20
-_MISTAKE_CHARS: Final = 300  # of a mistake, so that a hostile file's text is not printed in full
+# A message shows this much of a mistake, so that a hostile file is not printed in full.
+_MISTAKE_CHARS: Final = 300
 # The TOML library's time grows with the square of a dotted key's parts, so oomguard rejects such a
 # key unread.
 _KEY_PART: Final = r"""(?:[\w-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')[ \t]*+"""
@@ -592,7 +597,8 @@ _DEEP_KEY: Final = re.compile(
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a rule file; raises RuleError if it is unreadable or not TOML."""
-    import tomllib  # a start with cached rules does not need it
+    # A start with cached rules does not need it.
+    import tomllib
 
     try:
         text = _text(path)
@@ -612,7 +618,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RuleError("not UTF-8", path=str(path)) from None
     except RecursionError:
         raise RuleError("nested too deeply", path=str(path)) from None
-    except ValueError as error:  # TOMLDecodeError, or a number with too many digits
+    except ValueError as error:
+        # TOMLDecodeError, or a number with too many digits.
         where = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         line, column = (int(where.group(1)), int(where.group(2))) if where else (None, None)
         if "(at end of document)" in str(error):
@@ -751,7 +758,8 @@ class Table:
             try:
                 found.append(make(row, path=str(self.path), key=f"{prefix}{name}[{i}]"))
             except RuleError as error:
-                if error.column is None:  # the mistake is the value itself: point at the list
+                # The mistake is the value itself: point at the list.
+                if error.column is None:
                     error.line, error.column = _position(self.path, self.key, name)
                 raise
         return tuple(found)

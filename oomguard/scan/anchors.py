@@ -89,7 +89,8 @@ _ALIKE: Final = bytes.maketrans(_HEXADECIMAL, b"0" * len(_HEXADECIMAL))
 # The finder caches this many line shapes, of lines up to this length.
 _MAX_SHAPES: Final = 50_000
 _MAX_SHAPE_BYTES: Final = 2000
-_GAP_BYTES: Final = 11  # the maximum length of GAP
+# The maximum length of GAP.
+_GAP_BYTES: Final = 11
 _FEW_LINES: Final = 2000
 
 
@@ -253,14 +254,17 @@ class _PlainFinder:
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
         self._words: dict[bytes, list[bytes]] = {}
         self._by_shape: dict[str, list[bytes]] = {}
-        self._by_last_byte: dict[int, list[tuple[bytes, bytes]]] = {}  # the first words of anchors
-        self._reach_bytes = 0  # after the line in which an anchor begins
+        # The first words of anchors.
+        self._by_last_byte: dict[int, list[tuple[bytes, bytes]]] = {}
+        # After the line in which an anchor begins.
+        self._reach_bytes = 0
         for anchor in anchors:
             self._add(anchor)
         self._inside = anchor_index(tuple(self._by_shape)).inside
         self._candidates: dict[
             bytes, tuple[bytes, ...]
-        ] = {}  # shapes that may contain or begin an anchor
+            # Shapes that may contain or begin an anchor.
+        ] = {}
         self._harmless: set[bytes] = set()
 
     def _add(self, anchor: str) -> None:
@@ -278,7 +282,8 @@ class _PlainFinder:
     def ends(self, block: bytes | memoryview) -> list[int]:
         block = bytes(block)
         shapes = block.translate(_ALIKE).split(b"\n")
-        shapes[-1] += b"\n"  # the block ends here, so no anchor continues
+        # The block ends here, so no anchor continues.
+        shapes[-1] += b"\n"
         judged = {shape: self._judge(shape) for shape in set(shapes) - self._harmless}
         wanted = {}
         for shape, anchors in judged.items():

@@ -92,7 +92,8 @@ MAX_NEAR: Final = 400
 MAX_SLEEPS: Final = 6
 # Among several frames near a failure, the first phase in this order wins.
 PHASE_RANK: Final = (
-    "wake_up",  # a trainer wakes the engine
+    # A trainer wakes the engine.
+    "wake_up",
     "training",
     "prompt_logprobs",
     "sampling_logits",
@@ -194,7 +195,8 @@ class Context:
     lines: dict[tuple[str | None, str], Evidence] = field(default_factory=dict)
     settings: dict[str, SettingInForce] = field(default_factory=dict)
     settings_complete: bool = False
-    listed_again: Echo | None = None  # repeated settings: from a sibling or the next start
+    # Repeated settings: from a sibling or the next start.
+    listed_again: Echo | None = None
     frameworks: dict[str | None, str] = field(default_factory=dict)
     phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
@@ -204,7 +206,8 @@ class Context:
     service: str | None = None
     _sleeps: dict[str | None, _LastSleep] = field(default_factory=dict)
     _awake_line: int = -1
-    _slept_before_bytes: int = 0  # of a sleeper in an earlier start
+    # What a sleeper of an earlier start keeps in use.
+    _slept_before_bytes: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -325,7 +328,8 @@ class Context:
         mine = self.by_process.setdefault(process, {})
         for name, fact in facts.items():
             if name in _LISTS and name in mine and str(fact.value) in str(mine[name].value):
-                continue  # a row of the list that is known
+                # A row of the list that is known.
+                continue
             if self.failed:
                 self.later.setdefault(process, {}).setdefault(name, fact)
             mine[name] = fact
@@ -371,8 +375,8 @@ class Context:
         In a log of errors alone only a server's line counts, because it would not show the
         program's next start.
         """
-        told = self.by_process or self.settings or self.ending.missed
-        if told:
+        has_output = self.by_process or self.settings or self.ending.missed
+        if has_output:
             return self.ending.of(self.number)
         return None
 
@@ -427,7 +431,8 @@ class Context:
     def facts_for(self, process: str | None) -> dict[str, Fact]:
         """Return the known facts for a failure of ``process``; its own lines win."""
         merged: dict[str, Fact] = {}
-        for facts in self.by_process.values():  # all ranks use the same settings
+        # All ranks use the same settings.
+        for facts in self.by_process.values():
             for name, fact in facts.items():
                 if name in _DECIDED:
                     merged[name] = fact
@@ -458,14 +463,15 @@ class Context:
 
     def phase_for(self, process: str | None) -> str | None:
         """Return the phase of the start by the latest line that shows one, or None."""
-        told = []
+        phases = []
         for p, at in self.phases.items():
             if related(p, process):
-                told.append(at)
-        if not told and role(process) not in _ALONE:  # ranks start together
-            told = list(self.phases.values())
-        if told:
-            return max(told)[1]
+                phases.append(at)
+        # Ranks start together, so any of them shows the phase.
+        if not phases and role(process) not in _ALONE:
+            phases = list(self.phases.values())
+        if phases:
+            return max(phases)[1]
         return None
 
     def near_frames(
@@ -624,11 +630,11 @@ def _seconds(text: str) -> int | None:
 
 def nearest_phase(near: list[Near]) -> str | None:
     """Return the most specific phase of the frames near a failure, or None."""
-    told = set()
+    phases = set()
     for n in near:
         if n.phase:
-            told.add(n.phase)
+            phases.add(n.phase)
     for phase in PHASE_RANK:
-        if phase in told:
+        if phase in phases:
             return phase
     return None

@@ -83,7 +83,8 @@ def _literal(raw: str) -> FactValue | None:
     if raw.startswith("'"):
         return raw[1:-1]
     if len(raw) > _MAX_DIGITS:
-        return None  # no setting has so many digits, and some do not fit in a double
+        # No setting has so many digits, and some do not fit in a double.
+        return None
     if re.search(r"[.e]", raw):
         return float(raw)
     return int(raw)

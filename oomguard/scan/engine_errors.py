@@ -174,7 +174,8 @@ class _Reading:
     It has exceptions, oldest first, each with the words that join it to the previous one.
     """
 
-    state: str  # headed, frames, behind, joined
+    # One of: headed, frames, behind, joined.
+    state: str
     is_headed: bool = False
     death: _Death | None = None
     links: list[tuple[EngineError, str]] = field(default_factory=list)
@@ -191,7 +192,8 @@ class EngineErrors:
         self._signals: deque[_Signal] = deque(maxlen=MAX_ERRORS)
         self._deaths: deque[_Death] = deque(maxlen=MAX_ERRORS)
         self._readings: dict[_Source, _Reading] = {}
-        self._logged: list[_Death] = []  # by an engine's process, without its own report of an end
+        # Ends in the log of an engine whose process reported none itself.
+        self._logged: list[_Death] = []
 
     def see(
         self, line: Line, plain: PlainLine, heads: Sequence[str], context: Context, seen_s: float
@@ -350,7 +352,8 @@ class EngineErrors:
         if reading.links:
             self._errors.append(_root(reading.links))
         is_stop = bool(reading.links) and _name(self._errors[-1].text) in _STOPS
-        if reading.death is not None and not is_stop:  # without an exception its traceback was cut
+        # Without an exception its traceback was cut.
+        if reading.death is not None and not is_stop:
             self._deaths.append(reading.death)
 
     def deaths(

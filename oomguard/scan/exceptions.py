@@ -47,7 +47,8 @@ _MODEL_CALL: Final = (
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Frame:
-    number: int  # the line's number in the input
+    # The line's number in the input.
+    number: int
     file: str
     line: int | None
     function: str | None
@@ -59,7 +60,8 @@ class UserFrames:
 
     def __init__(self) -> None:
         self._last: dict[str | None, _Frame] = {}
-        self._waiting: dict[str | None, _Frame] = {}  # frames whose source line comes next
+        # Frames whose source line comes next.
+        self._waiting: dict[str | None, _Frame] = {}
         self._in_library: set[str | None] = set()
 
     def see(self, text: str, process: str | None, number: int) -> None:
@@ -217,9 +219,11 @@ _PASSING_ON = ("torch/nn/modules/module.py", "torch/utils/_contextlib.py")
 
 def _frames(link: BaseException) -> Iterator[str]:
     """Yield the last frames of an exception, those of the user with the source line if readable."""
-    import traceback  # a log does not need it
+    # A log does not need it.
+    import traceback
 
-    with contextlib.suppress(Exception):  # for an unprintable traceback the message is enough
+    # For an unprintable traceback the message is enough.
+    with contextlib.suppress(Exception):
         for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
             if frame.filename.replace("\\", "/").endswith(_PASSING_ON):
                 continue

@@ -76,8 +76,8 @@ FOLD_LINES = 400
 # This only applies if no other message explains more of the same end.
 _SIGKILL_ONLY = "sigkill_only"
 # The kernel, a shell, a cluster and a job manager each report a part of one end in their own words.
-_TOLD_IN_PIECES = frozenset({"host_oom"})
-_OF_TELLER = frozenset({"host_manager", "host_phase", "host_scope"})
+_PRINTED_IN_PIECES = frozenset({"host_oom"})
+_OF_PRINTER = frozenset({"host_manager", "host_phase", "host_scope"})
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
 
@@ -111,10 +111,10 @@ def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping
     return {}
 
 
-Telling = tuple[str, frozenset[str]]
+MessageKey = tuple[str, frozenset[str]]
 
 
-def _telling(hit: Hit) -> Telling:
+def _message_key(hit: Hit) -> MessageKey:
     """Return the key of a repeated message: its wording and the names of its facts."""
     return hit.wording.anchor, frozenset(hit.facts)
 
@@ -125,7 +125,7 @@ class ScannedIncident:
 
     ``own`` are the facts of its message alone. ``began_s`` and ``seen_s`` are its first and last
     time (``time.monotonic`` seconds). ``kinds`` are all kinds of its messages, ``near`` the frames
-    next to it. ``becomes`` and ``wraps`` come from its signature. ``tellings`` are its wordings,
+    next to it. ``becomes`` and ``wraps`` come from its signature. ``message_keys`` are its wordings,
     each with the names of its facts.
     """
 
@@ -140,7 +140,7 @@ class ScannedIncident:
     phase_is_known: bool = False
     wraps: tuple[str, ...] = ()
     began_s: float | None = None
-    tellings: set[Telling] = field(default_factory=set)
+    message_keys: set[MessageKey] = field(default_factory=set)
 
     def say_more(self, hit: Hit) -> None:
         """Add another wording's numbers for the same message; the more exact one of two wins."""
@@ -179,7 +179,7 @@ class ScannedIncidents:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.all: list[ScannedIncident] = []
         self.counted = 0
-        self._alike: dict[tuple[int, str | None, Telling], list[ScannedIncident]] = {}
+        self._alike: dict[tuple[int, str | None, MessageKey], list[ScannedIncident]] = {}
         self._clock = clock
 
     def take(
@@ -206,7 +206,7 @@ class ScannedIncidents:
             self._pass_on(recent[0], evidence, hit.framework)
             return None
         for known in recent:
-            if self._told_again(known, kind, facts, process, line, _telling(hit)):
+            if self._fold(known, kind, facts, process, line, _message_key(hit)):
                 return None
         inner = None
         for f in recent:
@@ -216,7 +216,7 @@ class ScannedIncidents:
         if inner is not None:
             self._wrap(inner, hit, facts, evidence, line)
             return None
-        alike = self._alike.setdefault((context.number, process, _telling(hit)), [])
+        alike = self._alike.setdefault((context.number, process, _message_key(hit)), [])
         if len(alike) >= MAX_ALIKE:
             self.all.remove(alike.pop())
             self.counted += 1
@@ -243,7 +243,7 @@ class ScannedIncidents:
             phase_is_known=incident.phase != "unknown",
             wraps=hit.signature.wraps,
             began_s=self._clock(),
-            tellings={_telling(hit)},
+            message_keys={_message_key(hit)},
         )
         self.all.append(found)
         alike.append(found)
@@ -259,21 +259,23 @@ class ScannedIncidents:
         return min(times_s, default=None)
 
     def _pass_on(self, known: ScannedIncident, evidence: Evidence, framework: str) -> None:
-        if known.incident.framework in {*NO_ENGINE, "transformers"}:  # its parent names the engine
+        # Its parent names the engine.
+        if known.incident.framework in {*NO_ENGINE, "transformers"}:
             known.incident = replace(known.incident, framework=framework)
         if evidence not in known.incident.wrappers and len(known.incident.wrappers) < MAX_WRAPPERS:
             known.incident = replace(known.incident, wrappers=(*known.incident.wrappers, evidence))
         known.seen_s = self._clock()
 
-    def _told_again(
+    def _fold(
         self,
         known: ScannedIncident,
         kind: str,
         facts: dict[str, Fact],
         process: str | None,
         line: int,
-        telling: Telling,
+        message_key: MessageKey,
     ) -> bool:
+        """Add a repeat to a known failure; return False if it is another failure."""
         if kind not in known.kinds:
             return False
         close = line - known.last_line <= FOLD_LINES
@@ -284,14 +286,16 @@ class ScannedIncidents:
         for name, fact in known.own.items():
             if name != _SIGKILL_ONLY or name in facts:
                 own[name] = fact
-        both = (facts.keys() & own.keys()) - _OF_TELLER
+        both = (facts.keys() & own.keys()) - _OF_PRINTER
         agreeing = all(agree(facts[name], known.own[name]) for name in both)
         same = agreeing and facts.keys() == own.keys() and bool(facts)
         less = (
             agreeing
             and close
             and (
-                kind in _TOLD_IN_PIECES or facts.keys() <= own.keys() or own.keys() <= facts.keys()
+                kind in _PRINTED_IN_PIECES
+                or facts.keys() <= own.keys()
+                or own.keys() <= facts.keys()
             )
         )
         # Ranks of one job fail together, each with its own numbers.
@@ -332,16 +336,16 @@ class ScannedIncidents:
                     more[name] = fact
             dropped = known.own.keys() - own.keys()
             known.own = {**own, **more, **exact}
-            told = {}
+            remaining = {}
             for name, fact in incident.facts.items():
                 if name not in dropped:
-                    told[name] = fact
-            incident = replace(incident, facts={**told, **more, **exact})
-        if kind in _TOLD_IN_PIECES and incident.phase == "unknown":
+                    remaining[name] = fact
+            incident = replace(incident, facts={**remaining, **more, **exact})
+        if kind in _PRINTED_IN_PIECES and incident.phase == "unknown":
             incident = replace(incident, phase=known.context.phase_for(process) or "unknown")
         # Another wording, or one with other facts, describes the same moment.
-        again = sibling or telling in known.tellings
-        known.tellings.add(telling)
+        again = sibling or message_key in known.message_keys
+        known.message_keys.add(message_key)
         known.incident = replace(incident, repeated=incident.repeated + again)
         known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True

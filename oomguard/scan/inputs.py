@@ -78,7 +78,8 @@ class Layout(NamedTuple):
 @functools.cache
 def layouts() -> tuple[Layout, ...]:
     """Return the known layouts, read once."""
-    import tomllib  # one log by name needs no layout
+    # One log by name needs no layout.
+    import tomllib
 
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["layout"]
     return tuple(Layout(row["name"], re.compile(row["pattern"])) for row in rows)
@@ -231,7 +232,8 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
             inputs.errors.append(error)
         except OSError as error:
             inputs.errors.append(InputError(f"{printable_path(path)}: {error.strerror}"))
-        except ValueError:  # a null byte in the name, which a read reports
+        except ValueError:
+            # A null byte in the name, which a read reports.
             inputs.found.append(Input(path, is_named=True))
     return inputs
 
@@ -259,7 +261,8 @@ def _local(path: str, *, is_named: bool) -> Input:
     try:
         about = Path(path).stat()
     except (OSError, ValueError):
-        return Input(path, is_named)  # a read reports the reason
+        # A read reports the reason.
+        return Input(path, is_named)
     if not stat.S_ISREG(about.st_mode):
         return Input(path, is_named)
     return Input(path, is_named, about.st_size, about.st_mtime, (about.st_dev, about.st_ino))
@@ -307,7 +310,8 @@ def _may_be_log(path: str) -> bool:
         with Path(path).open("rb") as file:
             head = file.read(_SAMPLE_BYTES)
     except OSError:
-        return True  # a read reports why it fails
+        # A read reports why it fails.
+        return True
     return b"\0" not in head or head.startswith(WIDE_TEXT) or format_of(head) is not None
 
 
@@ -343,7 +347,8 @@ def read_once(inputs: Sequence[Input], *, keeps_named: bool) -> tuple[list[Input
 def _repeated(paths: Sequence[Input], keeps_named: bool) -> Iterator[Input]:
     """Yield the paths to leave out of several paths to one file."""
     has_named = keeps_named and any(one.is_named for one in paths)
-    best = min(paths, key=_rank)  # min() returns the first of equals
+    # min() returns the first of equals.
+    best = min(paths, key=_rank)
     for one in paths:
         if has_named:
             is_kept = one.is_named

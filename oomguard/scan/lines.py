@@ -52,9 +52,11 @@ _PREFIXES: Final = tuple(
         # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps,
         # Python's logging
         rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
-        rf"\s*{_STAMP} [\w.-]+ [\w./@-]+\[\d+\]:\s",  # journald with full dates
+        # journald with full dates
+        rf"\s*{_STAMP} [\w.-]+ [\w./@-]+\[\d+\]:\s",
         rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+(?: \[[^\]\n]{{1,60}}\])?)\s+[|-](?=\s)){{1,3}}\s?",
-        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",  # a level and a short date belong to vLLM
+        # A level and a short date belong to vLLM.
+        rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",
         # kubectl --prefix, docker compose and swarm, honcho, pm2
         r"\s*\[(?P<service>pod/[\w./-]+)\]\s?",
         r"(?:\d\d:\d\d:\d\d |\d{1,3}\|)?(?P<service>[\w.@-]{1,60})\s{1,30}\|\s?(?=\S)",
@@ -174,7 +176,8 @@ def _peel_one(line: str) -> PlainLine:
                 named = match.groupdict()
                 name = (named.get("name") or "").strip() or None
                 if process is None or (name is not None and process.startswith(_FRONT_END)):
-                    process = name or process  # a front end prints another process's line
+                    # A front end prints another process's line.
+                    process = name or process
                 service = service or named.get("service")
                 is_record = is_record or "service" not in named
                 break
@@ -227,7 +230,8 @@ def _texts_of(record: Mapping[str, Any], depth: int = 2) -> list[str]:
     if _CHAT_FIELDS & record.keys():
         return []
     if isinstance(record.get("text"), str) and isinstance(record.get("record"), dict):
-        return [record["text"]]  # loguru's line, with its source record
+        # loguru's line, with its source record.
+        return [record["text"]]
     texts: list[str] = []
     for name in (*_TEXT_FIELDS, *_ERROR_FIELDS):
         value = record.get(name)
@@ -304,7 +308,8 @@ class Pieces:
         self._begun: dict[str, _Begun] = {}
         self._before = set(begun_before)
         self._last: tuple[str, bool] | None = (
-            None  # of the previous line: its stream, and whether another piece follows
+            # Of the previous line: its stream, and whether another piece follows.
+            None
         )
 
     @property
@@ -352,7 +357,8 @@ class Pieces:
             return
         begun.texts.append(text)
         begun.chars += len(text)
-        if begun.chars > MAX_SEGMENT_CHARS:  # limits memory
+        # The limit bounds the memory.
+        if begun.chars > MAX_SEGMENT_CHARS:
             yield begun.line
             self._begun[stream] = _Begun(line._replace(continued=True), [], 0, begun.record)
 
@@ -506,7 +512,8 @@ def _neighbour(path: str, step: int) -> Path | None:
             named = _NAME.fullmatch(other.name)
             if named is not None and named["instance"] == own["instance"]:
                 found[named["at"] or "now"] = other
-    order = sorted(found)  # digits come before letters, so the current log is last
+    # Digits come before letters, so the current log is last.
+    order = sorted(found)
     if (own["at"] or "now") in order:
         at = order.index(own["at"] or "now") + step
     else:

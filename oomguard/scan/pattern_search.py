@@ -165,7 +165,8 @@ def _is_cut(before: str, behind: str) -> bool:
         or not behind.strip()
     ):
         return False
-    if before.endswith(" "):  # cut after a word: only the space separates both lines
+    # Cut after a word: only the space separates both lines.
+    if before.endswith(" "):
         for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;")):
             if not (part in _WORDS or part[:1].isdigit()):
                 return False
@@ -286,7 +287,8 @@ class Window:
             self.lines.append(line)
             self.orders.append(order)
         elif plain.process is None and plain.text.strip():
-            broken = True  # an unprefixed line after a prefixed one begins something else
+            # An unprefixed line after a prefixed one begins something else.
+            broken = True
         own = self.texts[self.anchor + 1 :]
         self.complete = (
             broken
@@ -381,7 +383,8 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
     begin, end = window.anchor_span
     found = time.first_behind(wording.pattern, text, begin)
     if found is None or found.start() >= max(1, end):
-        return None  # a match outside the anchor's line belongs to another window
+        # A match outside the anchor's line belongs to another window.
+        return None
     facts = captured(found)
     start, stop = found.span()
     if signature.clauses:
@@ -448,7 +451,8 @@ def captured(found: Any) -> dict[str, Fact]:
         except SettingError:
             continue
         fact = parts[0]
-        if len(parts) > 1 and fact.name.endswith("_bytes"):  # "Process 1 has …. Process 2 has …."
+        # "Process 1 has …. Process 2 has …."
+        if len(parts) > 1 and fact.name.endswith("_bytes"):
             fact = replace(
                 fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts)
             )

@@ -219,7 +219,8 @@ class OwnReports:
             if not begins and _EVENT_AS_JSON not in line.text:
                 return False
             writer = self._writers[stream, plain.process] = _Writer()
-        if not line.continued:  # a segment of a long line has the same source as the first one
+        # A segment of a long line has the same source as the first one.
+        if not line.continued:
             writer.is_own = self._is_own(writer, line, plain.text)
         return writer.is_own
 
@@ -453,7 +454,8 @@ def complete_incident(
                 "host_total_bytes", None
             )  # the limit was reached, so the host's total does not matter
         incident = replace(incident, facts={**holder, **incident.facts})
-    elif incident.kind != "engine_dead":  # the host's limits and processes do not describe a device
+    elif incident.kind != "engine_dead":
+        # The host's limits and processes do not describe a device.
         near = [frame for frame in near if not _is_of_host(frame)]
     if incident.kind == _START_CHECK and context.sleeper_bytes:
         sleeper = Fact("sleeper_bytes", context.sleeper_bytes, "solved")
@@ -473,7 +475,8 @@ def complete_incident(
     else:
         phase = nearest_phase(near) or incident.phase
     if "start_frames" in facts and phase in _OF_REQUESTS:
-        phase = "profile_run"  # the engine or its compiler runs the model to measure it
+        # The engine or its compiler runs the model to measure it.
+        phase = "profile_run"
     version = facts.get("framework_version")
     evidence = incident.evidence
     for frame in near:
@@ -608,7 +611,8 @@ SEAM_CHARS: Final = 120
 MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
-_FINDER_AFTER: Final = 4000  # lines until the search for all anchors pays off
+# Lines until the search for all anchors pays off.
+_FINDER_AFTER: Final = 4000
 _OUT_OF_TIME: Final = "exceeded its time limit, so oomguard skipped it"
 __all__ = ["MAX_EVIDENCE_CHARS", "Scanner", "scan"]
 
@@ -666,7 +670,8 @@ class Scanner:
         unrecognized: bool = False,
     ) -> None:
         self._rules = rules
-        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
+        # In the order of the files.
+        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}
         number = 0
         for signature in rules.signatures:
             for wording in signature.wordings:
@@ -679,7 +684,8 @@ class Scanner:
         self._services: dict[str, Services] = {}
         self._open: list[tuple[_Stream, Window]] = []
         self.found = ScannedIncidents(clock)
-        self._contexts = [Context(1)]  # all starts, in order of time
+        # All starts, in order of time.
+        self._contexts = [Context(1)]
         self._latest: dict[str | None, Context] = {
             None: self._contexts[0]
         }  # the last start of each service
@@ -695,7 +701,8 @@ class Scanner:
         self._time = SearchTime()
         self._left_out: dict[
             tuple[str, ...], str
-        ] = {}  # the note on each pattern that exceeded its time
+            # The note on each pattern that exceeded its time.
+        ] = {}
 
     def _context_of(self, service: str | None) -> Context:
         """Return the last start of a service.
@@ -789,7 +796,8 @@ class Scanner:
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
         """Return the wordings whose anchor a wrapped line or a segment's end cut."""
         if not state.last or (not line.continued and excludes_failure(text)):
-            return []  # a record without failure: no message continues on it
+            # A record without failure: no message continues on it.
+            return []
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
         if line.continued:
@@ -958,7 +966,8 @@ class Scanner:
         """
         self.flush()
         if len(self._contexts) >= MAX_STARTS:
-            return None  # later starts cannot be distinguished
+            # Later starts cannot be distinguished.
+            return None
         last = self._contexts[-1]
         for c in reversed(self._contexts):
             if c.ending.death is not None or c.stands:

@@ -181,7 +181,8 @@ def _argument(data: bytes, at: int) -> tuple[int, int] | None:
 
 def _named(data: bytes, at: int, texts: tuple[bytes, bytes]) -> str:
     """Return which instruction is rejected and what it would run, if known."""
-    import pickletools  # only a rejected pickle needs it
+    # Only a rejected pickle needs it.
+    import pickletools
 
     found = None
     for op in pickletools.opcodes:
@@ -211,9 +212,11 @@ def _wanted_by_old(data: bytes) -> str:
 
 def old_instructions(data: bytes) -> Iterator[tuple[str, Any]]:
     """Yield a headerless pickle's instructions with arguments, up to the first invalid one."""
-    import pickletools  # only a rejected pickle needs it
+    # Only a rejected pickle needs it.
+    import pickletools
 
-    with suppress(ValueError):  # also for an impossible number or text
+    # Also for an impossible number or text.
+    with suppress(ValueError):
         for instruction, argument, _at in pickletools.genops(data):
             yield instruction.name, argument
 
@@ -261,26 +264,26 @@ class Contradictions:
             self._other_totals += 1
             return
         if isinstance(total, float):
-            told = f"{total:.40g}"
+            total_text = f"{total:.40g}"
         else:
-            told = f"of type {type(total).__name__}"
+            total_text = f"of type {type(total).__name__}"
         if type(total) is int:
             if 0 <= total < 1 << 63:
-                told = f"{total:,}"
+                total_text = f"{total:,}"
             else:
-                told = "no size"
+                total_text = "no size"
         self._totals.append(
-            f"segment {number} has the total_size {told}, but its blocks have {held:,} bytes"
+            f"segment {number} has the total_size {total_text}, but its blocks have {held:,} bytes"
         )
 
     def notes(self) -> Iterator[str]:
         """Yield a note for each kind of contradiction."""
-        for told in self._totals:
+        for first in self._totals:
             if self._other_totals:
                 others = f" (so do {self._other_totals:,} more)"
             else:
                 others = ""
-            yield f"{told}{others}: oomguard counts the blocks; the file may have been changed"
+            yield f"{first}{others}: oomguard counts the blocks; the file may have been changed"
         if self._again:
             if len(self._again) > 1:
                 others = f" (so do {len(self._again) - 1:,} more)"
@@ -592,7 +595,8 @@ def summarize(raw: Any) -> Snapshot:
         if not isinstance(segment, dict):
             raise RefusedError(f"its segment {number} is not a dict")
         index = _size(segment.get("device", 0), f"segment {number} has the device")
-        if odd.is_again(index, segment, number):  # a copy, or the same object: do not read it again
+        # A copy, or the same object: do not read it again.
+        if odd.is_again(index, segment, number):
             continue
         once.take(segment, f"segment {number}")
         blocks = once.items(segment.get("blocks"), f"blocks of segment {number}")
@@ -839,14 +843,14 @@ def _settings(raw: Any) -> str | None:
     if not isinstance(raw, dict):
         return None
     texts = [raw.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
-    told = ""
+    options = ""
     for text in texts:
         if isinstance(text, str) and text:
-            told = text
+            options = text
             break
-    if not told and raw.get("expandable_segments") is True:
+    if not options and raw.get("expandable_segments") is True:
         return "expandable_segments:True"
-    return told[:1000]
+    return options[:1000]
 
 
 def _notes(devices: tuple[DeviceMemory, ...]) -> Iterator[str]:
@@ -931,13 +935,13 @@ def _check_size(given: Fact | None, snapshot: Snapshot, name: str) -> None:
         assert given is not None  # noqa: S101 - else there is no device here
         if int(given.value) < least:
             if free:
-                beside = f", with {format_gib(free)} free in addition"
+                addition = f", with {format_gib(free)} free in addition"
             else:
-                beside = ""
+                addition = ""
             raise InputError(
                 f"{name}the given device memory is {format_gib(int(given.value))}, but "
                 f"torch had {format_gib(device.reserved_bytes)} of device "
-                f"{device.index}{beside}",
+                f"{device.index}{addition}",
                 hint=f"give its total memory, {-(-least >> 20)}MiB or more, or omit it",
             )
 
@@ -1009,7 +1013,8 @@ def _figures(device: DeviceMemory) -> Iterator[tuple[str, FactValue]]:
     yield "tried_bytes", refusal.tried_bytes
     if refusal.device_free_bytes is not None:
         yield "device_free_bytes", refusal.device_free_bytes
-    if device.is_later:  # later numbers belong to another moment
+    # Later numbers belong to another moment.
+    if device.is_later:
         return
     yield "allocated_bytes", device.allocated_bytes
     yield "reserved_total_bytes", device.reserved_bytes

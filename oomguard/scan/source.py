@@ -132,7 +132,8 @@ class LineSplitter:
             size = len(raw)
             text = raw.decode("utf-8", "replace")
         self._byte += size
-        if "\0" in text:  # UTF-16 appended to another encoding (PowerShell's >>)
+        # UTF-16 appended to another encoding (PowerShell's >>).
+        if "\0" in text:
             text = text.replace("\0", "")
         return Line(self._number, at, text, self._continued)
 
@@ -153,7 +154,8 @@ def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[byte
         about = Path(path).stat()
         _check_kind(about.st_mode, about.st_rdev, path)
         raw = io.FileIO(path)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+    except (OSError, ValueError) as error:
+        # ValueError: a null byte in the name.
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"{printable_path(path)}: {reason}",
@@ -633,14 +635,14 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
         InputError: the file exists but is unreadable.
     """
     raw = None
-    told = False
+    is_reported = False
     while raw is None:
         try:
             raw = io.FileIO(path)
         except FileNotFoundError:
-            if not told:
+            if not is_reported:
                 yield Event(LogChange.WAITING)
-                told = True
+                is_reported = True
             time.sleep(poll_s)
         except (OSError, ValueError) as error:
             raise InputError(
@@ -680,7 +682,8 @@ def _changed(raw: io.FileIO, path: str) -> tuple[LogChange | None, io.FileIO | N
         named = Path(path).stat()
         if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino):
             return LogChange.REPLACED, io.FileIO(path)
-    except OSError:  # gone or unreadable for now: continue with the open one
+    except OSError:
+        # Gone or unreadable for now: continue with the open one.
         return None, None
     if own.st_size < raw.tell():
         raw.seek(0)
