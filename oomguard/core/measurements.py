@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from oomguard.core.incident import Attempt
-from oomguard.core.records import Record
+from oomguard.core.records import ALLOCATED, Counter, Record
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -147,24 +147,6 @@ class Snapshot(Record):
     devices: tuple[DeviceMemory, ...] = ()
     settings: str | None = None
     notes: tuple[str, ...] = ()
-
-
-HOST: Final = "host"
-SIMULATED: Final = "simulated"
-# Counted by torch's allocator, NVML or the kernel.
-ALLOCATED: Final = "allocated"
-RESERVED: Final = "reserved"
-OWN: Final = "this process"
-OTHERS: Final = "other processes"
-IN_USE: Final = "in use"
-RESIDENT: Final = "resident"
-
-
-class Counter(NamedTuple):
-    """Name one counter of one device, such as ``("cuda:0", "allocated")``."""
-
-    device: str
-    what: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,12 +1,12 @@
-"""Define the base of records that users see: without secrets, prompts and home folders.
+"""Define the base of records that users see, and the names of memory counters.
 
-Records do not implement masking. They ask the package's public module, which is above every package
+A record shows itself without secrets, prompts and home folders. Records do not implement masking. They ask the package's public module, which is above every package
 and knows how to display them. A test checks that no record imports a package above ``core``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 Status = Literal["ok", "unknown", "problem"]
 
@@ -23,6 +23,24 @@ class Check(NamedTuple):
     status: Status
     text: str
     advice: str = ""
+
+
+# Counters of memory, by torch's allocator, NVML or the kernel.
+HOST: Final = "host"
+SIMULATED: Final = "simulated"
+ALLOCATED: Final = "allocated"
+RESERVED: Final = "reserved"
+OWN: Final = "this process"
+OTHERS: Final = "other processes"
+IN_USE: Final = "in use"
+RESIDENT: Final = "resident"
+
+
+class Counter(NamedTuple):
+    """Name one counter of one device, such as ``("cuda:0", "allocated")``."""
+
+    device: str
+    what: str
 
 
 class Record:

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Final
 
-from oomguard.core.measurements import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
+from oomguard.core.records import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
 from oomguard.probe import torch_memory
 from oomguard.probe.host import Resident, resident_bytes
 from oomguard.probe.nvml import Device, Session, sees_host_pids

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from oomguard.core.measurements import ALLOCATED, RESERVED, SIMULATED, Counter
+from oomguard.core.records import ALLOCATED, RESERVED, SIMULATED, Counter
 
 # The tensors that a sparse tensor consists of.
 _PARTS: Final = {

@@ -16,7 +16,7 @@ import pytest
 
 import oomguard
 from oomguard.core.errors import SettingError, UsageError
-from oomguard.core.measurements import Counter
+from oomguard.core.records import Counter
 
 MIB = 2**20
 HOST = Counter("host", "resident")

@@ -14,15 +14,8 @@ import pytest
 from oomguard import UsageError, Watch
 from oomguard.core.incident import Attempt
 from oomguard.core.installation import install_hint
-from oomguard.core.measurements import (
-    Counter,
-    Mark,
-    MemoryUse,
-    Sample,
-    SeenCall,
-    TimedAttempt,
-    Timeline,
-)
+from oomguard.core.measurements import Mark, MemoryUse, Sample, SeenCall, TimedAttempt, Timeline
+from oomguard.core.records import Counter
 from oomguard.report.timeline import figure, png, rows_csv, samples_csv, table_text, trace_json
 
 GIB = 2**30
