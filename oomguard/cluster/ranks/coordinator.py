@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.coordination import AttemptReport, Verdict
 from oomguard.analyst.outcome import TerminationReason
-from oomguard.cluster.ranks.barrier import LEADER, RankBarrier
-from oomguard.cluster.ranks.clock import ClockOffset
+from oomguard.cluster.ranks.barrier import (
+    LEADER,
+    ClockOffset,
+    ContestedError,
+    RankBarrier,
+    RankLock,
+)
 from oomguard.cluster.ranks.decision import absent_in_words, decide, ranks_in_words
-from oomguard.cluster.ranks.launcher import starts_once
 from oomguard.cluster.ranks.messages import Decision, How, MessageFolder, RankEnd, RankMessage
-from oomguard.cluster.ranks.rank_lock import ContestedError, RankLock
-from oomguard.cluster.ranks.rendezvous import Rendezvous
+from oomguard.cluster.ranks.rendezvous import Rendezvous, starts_once
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import status_in_words
@@ -30,7 +33,7 @@ from oomguard.journal.codec import incident_of, patch_of
 from oomguard.report.json import stored_incident
 
 if TYPE_CHECKING:
-    from oomguard.cluster.ranks.mirror import StoreMirror
+    from oomguard.cluster.ranks.rendezvous import StoreMirror
 
 
 # After an attempt each rank reports its result. Rank 0 decides, and either all ranks restart or
@@ -521,7 +524,7 @@ class RankCoordinator:
         place = self._rendezvous
         folder = MessageFolder(place.folder)
         if place.mirrors:
-            from oomguard.cluster.ranks.mirror import StoreMirror
+            from oomguard.cluster.ranks.rendezvous import StoreMirror
 
             self._mirror = StoreMirror(place, folder, launch.argv)
         if place.store is None:

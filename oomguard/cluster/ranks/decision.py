@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oomguard.analyst.coordination import OF_POLICY
 from oomguard.analyst.side_effects import SideEffects
-from oomguard.cluster.ranks.clock import ClockOffset
+from oomguard.cluster.ranks.barrier import ClockOffset
 from oomguard.cluster.ranks.messages import Decision, RankEnd
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Effect, Patch

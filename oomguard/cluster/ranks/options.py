@@ -74,7 +74,7 @@ class RanksOptions:
         """
         if self.rendezvous == _OFF:
             return None
-        from oomguard.cluster.ranks.launcher import RankIdentity, detect_rank
+        from oomguard.cluster.ranks.rendezvous import RankIdentity, detect_rank
 
         if self.rendezvous == "":
             raise UsageError(
@@ -100,8 +100,8 @@ class RanksOptions:
         if own is None:
             return None
         from oomguard.analyst.outcome import CommandTerminator
+        from oomguard.cluster.ranks.barrier import RankLock
         from oomguard.cluster.ranks.coordinator import RankCoordinator
-        from oomguard.cluster.ranks.rank_lock import RankLock
         from oomguard.cluster.ranks.rendezvous import rendezvous
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
@@ -131,7 +131,7 @@ class RanksOptions:
                 "--rank needs --world-size and --rendezvous",
                 hint="--rank 0 --world-size 4 --rendezvous DIR",
             )
-        from oomguard.cluster.ranks.launcher import RankIdentity
+        from oomguard.cluster.ranks.rendezvous import RankIdentity
 
         return RankIdentity(self.rank, self.world_size, "--rank")
 

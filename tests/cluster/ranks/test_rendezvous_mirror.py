@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oomguard.cluster.ranks.launcher import RankIdentity
-from oomguard.cluster.ranks.rendezvous import free_port, rendezvous
+from oomguard.cluster.ranks.rendezvous import RankIdentity, free_port, rendezvous
 from oomguard.core.errors import UsageError
 from support.each import each
 from support.supervising import LIMIT_S

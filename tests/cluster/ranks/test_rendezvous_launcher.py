@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.cluster.ranks.launcher import detect_rank
+from oomguard.cluster.ranks.rendezvous import detect_rank
 from support.each import each
 
 TORCHRUN = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cluster.ranks.rank_lock import RankLock
+from oomguard.cluster.ranks.barrier import RankLock
 from oomguard.core.errors import UsageError
 from support.supervising import LIMIT_S, RUN, wait_for
 
@@ -89,7 +89,7 @@ def test_a_job_that_has_run_for_a_while_goes_on_whatever_comes(tmp_path):
 
 
 def test_the_claim_of_a_process_that_was_killed_is_free(tmp_path):
-    code = "import sys; from pathlib import Path; from oomguard.cluster.ranks.rank_lock import RankLock; c = RankLock(Path(sys.argv[1]), 0, 2); c.take(); print(); input()"
+    code = "import sys; from pathlib import Path; from oomguard.cluster.ranks.barrier import RankLock; c = RankLock(Path(sys.argv[1]), 0, 2); c.take(); print(); input()"
     place = tmp_path / "place" / "job"
     with subprocess.Popen(
         [sys.executable, "-c", code, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
