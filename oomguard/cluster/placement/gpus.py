@@ -13,6 +13,7 @@ import click
 
 from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import color_option, console_of, format_option
+from oomguard.cluster.options import lease_folder_option
 from oomguard.cluster.placement.devices import (
     DeviceMask,
     DeviceSlot,
@@ -20,7 +21,6 @@ from oomguard.cluster.placement.devices import (
     device_slots,
 )
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
-from oomguard.cluster.placement.options import lease_folder_option
 from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import format_gib

@@ -1,0 +1,794 @@
+"""Summarize failures over many logs: which process wrote each, and what failed most."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final, Literal
+
+from oomguard.core.errors import InputError
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Diagnosis, Incident, Patch
+from oomguard.core.records import Record
+from oomguard.remedy.policy import is_refused
+from oomguard.scan.inputs import Writer, is_url, writer_of
+from oomguard.scan.source import HEAD_BYTES, decompress, format_of
+
+# Extract from one incident what a summary counts: cause, model, setting, version, time, fix.
+
+# Read when a line was printed. A time without a year or a zone is completed from the file's own
+# time.
+
+# A full timestamp, at the start of a line or inside a collector's object: CRI, Docker, kubectl
+# --timestamps, journald, Python's logging, SGLang.
+_FULL: Final = re.compile(
+    r"(?<!\d)(?P<day>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?"
+    r"\s?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
+)
+# journalctl -o json and -o export: microseconds since 1970 (systemd.journal-fields(7)).
+_JOURNALD: Final = re.compile(
+    r"__REALTIME_TIMESTAMP(?:\"\s*:\s*\"?|=)(?P<microseconds>\d{15,17})(?!\d)"
+)
+# Timestamps without a year: vLLM's logger, glog (NCCL, Ray's raylet before 2.0), syslog.
+_SHORT: Final = (
+    re.compile(
+        r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):? "
+        r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)"
+    ),
+    re.compile(r"(?:^|[\s\[])[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.\d+"),
+    re.compile(r"(?:^|\s)(?P<name>[A-Z][a-z]{2}) (?P<day>[ \d]\d) (?P<time>\d\d:\d\d:\d\d) \S"),
+)
+_MONTHS: Final = (
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+)
+# The clock of a log may be ahead of the file's clock by this much. A timestamp without a year that
+# is later than that is from last year.
+_AHEAD_S: Final = 36 * 3600
+
+
+def moment_of(line: str, modified_at: float | None) -> float | None:
+    """Return when a line was printed, in Unix seconds, or None without a readable timestamp.
+
+    A timestamp without a zone is in local time. One without a year gets the latest year that is not
+    after ``modified_at``.
+
+    Args:
+        line: the line.
+        modified_at: when the file last changed, in Unix seconds. None: ignore timestamps without a
+            year.
+    """
+    if journald := _JOURNALD.search(line):
+        return int(journald["microseconds"]) / 1e6
+    if full := _FULL.search(line):
+        fraction = (full["part"] or "").replace(",", ".")[:7]
+        return _unix_s(f"{full['day']}T{full['time']}{fraction}{full['zone'] or ''}")
+    for pattern in _SHORT:
+        if modified_at is not None and (found := pattern.search(line)):
+            return _of_year(found.groupdict(), modified_at)
+    return None
+
+
+def last_moment(lines: Iterable[str], modified_at: float | None) -> float | None:
+    """Return the timestamp of the last line that has one, or None."""
+    found = (moment_of(line, modified_at) for line in reversed(list(lines)))
+    return next((at for at in found if at is not None), None)
+
+
+def _of_year(stamp: Mapping[str, str | None], modified_at: float) -> float | None:
+    name = stamp.get("name")
+    if name is not None and name not in _MONTHS:
+        return None
+    if name:
+        month = _MONTHS.index(name) + 1
+    else:
+        month = int(stamp["month"] or 0)
+    year = datetime.datetime.fromtimestamp(modified_at).astimezone().year
+    for candidate in (year + 1, year, year - 1):
+        at = _unix_s(f"{candidate}-{month:02d}-{int(stamp['day'] or 0):02d}T{stamp['time']}")
+        if at is not None and at <= modified_at + _AHEAD_S:
+            return at
+    return None
+
+
+def _unix_s(text: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (
+        ValueError,
+        OverflowError,
+        OSError,
+    ):
+        # An impossible date or year.
+        return None
+
+
+# Read when a collector received a line, from the JSON object that it made (Loki, Google Cloud,
+# Vector, CloudWatch, fluent-bit, Docker). The object is one line, or an element of an array over
+# several lines. A timestamp inside the message itself, such as vLLM's, is the engine's.
+
+# The time fields of collectors and loggers, the most reliable first.
+_FIELDS: Final = (
+    "__REALTIME_TIMESTAMP",
+    "@timestamp",
+    "timestamp",
+    "_time",
+    "time",
+    "ts",
+    "date",
+    "asctime",
+)
+_MEMBER: Final = re.compile(
+    r'(?P<indent>\s+)"(?P<name>[\w@]+)"\s*:\s*(?P<value>"[^"]*"|\d+(?:\.\d+)?)\s*,?\s*$'
+)
+_INDENT: Final = re.compile(r'(?P<indent>\s+)"[\w@]+"\s*:')
+# Times since 1970 in nanoseconds (Loki), microseconds (journald), milliseconds (CloudWatch) and
+# seconds differ in size.
+_SCALES: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (5e8, 1.0))
+
+
+def time_of_object(line: str) -> float | None:
+    """Return the time in a line's JSON object, in Unix seconds, or None without one."""
+    try:
+        if line.lstrip().startswith("{"):
+            record = json.loads(line)
+        else:
+            record = None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    within = (value for value in record.values() if isinstance(value, dict))
+    return next((at for each in (record, *within) if (at := _time_in(each)) is not None), None)
+
+
+def time_of_multiline_object(lines: Sequence[str], at: int) -> float | None:
+    """Return the time in an object written over several lines, in Unix seconds.
+
+    None if ``lines[at]`` is not a field of such an object, or the object has no time.
+    """
+    own = _INDENT.match(lines[at])
+    if own is None:
+        return None
+    indent = own["indent"]
+    fields: dict[str, Any] = {}
+    for some in (reversed(lines[:at]), lines[at + 1 :]):
+        fields |= _members(some, indent)
+    return _time_in(fields)
+
+
+def _members(lines: Iterable[str], indent: str) -> dict[str, Any]:
+    """Return the plain fields with this indent, up to the end of the object."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        if not line.startswith(indent):
+            break
+        member = _MEMBER.match(line)
+        if member is not None and member["indent"] == indent:
+            if "\\" not in member["value"]:
+                found[member["name"]] = json.loads(member["value"])
+            else:
+                found[member["name"]] = None
+    return found
+
+
+def _time_in(record: Mapping[str, Any]) -> float | None:
+    return next(
+        (at for name in _FIELDS if (at := _collected_unix_s(record.get(name))) is not None), None
+    )
+
+
+def _collected_unix_s(value: Any) -> float | None:
+    try:
+        if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
+            return datetime.datetime.fromisoformat(value.strip().replace(",", ".")).timestamp()
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            number = float(value)
+        else:
+            number = 0.0
+    except (ValueError, OverflowError, OSError):
+        return None
+    return next((number / scale for least, scale in _SCALES if least <= number < least * 1e3), None)
+
+
+# Search this many bytes before a failure for a timestamp, because traceback lines have none.
+_BEFORE_BYTES: Final = 64 << 10
+# The evidence lacks the other fields of the collector's object, so the line is read again.
+_LINE_BYTES: Final = 64 << 10
+# ray/_private/worker.py, print_to_stdstream, Ray 2.60: Ray's log monitor reads the job from this
+# text.
+_RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
+_JOB_BYTES: Final = 80
+# The process of a line that srun labelled.
+_LABELLED: Final = re.compile(r"rank (\d+)(?:$|: )")
+Clock = Literal["line", "file"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SettingChange(Record):
+    """Describe one setting of a patch: old value, new value and flag.
+
+    ``refused_as`` is the reason why the user does not permit it, or None.
+    """
+
+    setting: str
+    old: FactValue | None
+    new: FactValue
+    as_flag: str | None
+    effect: str
+    refused_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class IncidentSummary(Record):
+    """Summarize one incident of one input.
+
+    Attributes:
+        at: when it was printed, in Unix seconds, or None if unknown.
+        clock: whether ``at`` comes from the line or from the file's last change.
+        changes: the patches that would have been applied first, together. Empty if none was solved.
+            A refused patch is listed only if the user refused all solved patches.
+    """
+
+    source: str
+    line: int | None
+    process: str | None
+    writer: Writer
+    kind: str
+    is_oom: bool
+    cause: str
+    title: str
+    framework: str
+    version: str | None
+    model: str | None
+    at: float | None
+    clock: Clock | None
+    changes: tuple[SettingChange, ...]
+    message: str = ""
+    told_again: tuple[tuple[str, int | None], ...] = ()
+
+    @property
+    def refused(self) -> tuple[str, str] | None:
+        """The first change that the user does not permit, with the reason, or None."""
+        return next(
+            (
+                (each.setting, each.refused_as)
+                for each in self.changes
+                if each.refused_as is not None
+            ),
+            None,
+        )
+
+
+def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[IncidentSummary, ...]:
+    """Return the summaries of the incidents in one input.
+
+    ``modified_at`` is when the input was last written, in Unix seconds, or None.
+    """
+    if not diagnosis.incidents:
+        return ()
+    writer = writer_of(diagnosis.source)
+    if writer.layout == "ray" and writer.job is None and writer.pid is not None:
+        writer = replace(writer, job=_job_of_worker(diagnosis.source))
+    return tuple(
+        _finding(diagnosis.source, writer, incident, modified_at)
+        for incident in diagnosis.incidents
+    )
+
+
+def modified_at(source: str) -> float | None:
+    """Return when an input was last written, in Unix seconds, or None if unknown."""
+    if is_url(source):
+        from oomguard.scan.remote_inputs import modified_at as object_modified_at
+
+        return object_modified_at(source)
+    try:
+        if source != "-":
+            return Path(source).stat().st_mtime
+        return None
+    except (OSError, ValueError):
+        return None
+
+
+def _finding(
+    source: str, writer: Writer, incident: Incident, modified_at: float | None
+) -> IncidentSummary:
+    at = _printed_at(source, incident, modified_at)
+    clock: Clock | None = None
+    if at is not None:
+        clock = "line"
+    elif modified_at is not None:
+        clock = "file"
+    if incident.causes:
+        cause = incident.causes[0]
+    else:
+        cause = None
+    model = incident.facts.get("model")
+    rank = _LABELLED.match(incident.location.process or "")
+    if rank is not None and writer.rank is None:
+        writer = replace(writer, rank=rank[1])
+    return IncidentSummary(
+        source,
+        incident.location.line,
+        incident.location.process,
+        writer,
+        incident.kind,
+        incident.is_oom,
+        cause.id if cause else "unknown",
+        cause.title if cause else "",
+        incident.framework,
+        incident.framework_version,
+        str(model.value) if model else None,
+        modified_at if at is None else at,
+        clock,
+        tuple(_change(patch) for patch in _first_patches(incident)),
+        incident.message,
+    )
+
+
+def _job_of_worker(source: str) -> str | None:
+    """Return the job of a Ray worker from the first line of its log, or None."""
+    with (
+        contextlib.suppress(OSError, ValueError, InputError),
+        contextlib.closing(_opened(source)) as stream,
+    ):
+        found = _RAY_JOB.match(decompress(stream, source, None).read(_JOB_BYTES))
+        if found:
+            return found["job"].decode()
+        return None
+    return None
+
+
+def _first_patches(incident: Incident) -> tuple[Patch, ...]:
+    """Return the first solved patch with its group; a patch that the user refused comes last."""
+    refused: tuple[Patch, ...] = ()
+    for patch in incident.plan:
+        group = tuple(
+            other
+            for other in incident.plan
+            if other is patch or (patch.group and other.group == patch.group)
+        )
+        if all(other.new is not None for other in group):
+            if not any(is_refused(other) for other in group):
+                return group
+            refused = refused or group
+    return refused
+
+
+def _change(patch: Patch) -> SettingChange:
+    assert patch.new is not None  # noqa: S101 - only solved ones are taken
+    return SettingChange(
+        patch.setting,
+        patch.old,
+        patch.new,
+        patch.as_flag,
+        str(patch.effect),
+        patch.blocked_by if is_refused(patch) else None,
+    )
+
+
+def _printed_at(source: str, incident: Incident, modified_at: float | None) -> float | None:
+    if incident.evidence:
+        own = incident.evidence[0].text.lstrip()
+    else:
+        own = ""
+    if (
+        own.startswith(("{", '"'))
+        and (at := _collected_at(source, incident.location.byte)) is not None
+    ):
+        return at
+    lines = list(incident.evidence)
+    for cause in incident.causes:
+        lines += cause.evidence
+    for evidence in lines:
+        if evidence.line is not None and (at := moment_of(evidence.text, modified_at)) is not None:
+            return at
+    before, line, _ = _around(source, incident.location.byte)
+    return last_moment((*before, line), modified_at)
+
+
+def _collected_at(source: str, byte: int | None) -> float | None:
+    """Return when a collector received the line of a failure, or None without one."""
+    before, line, behind = _around(source, byte)
+    at = time_of_object(line)
+    if at is not None:
+        return at
+    return time_of_multiline_object((*before, line, *behind), len(before))
+
+
+def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
+    """Return the lines before a byte offset, the line at it, and the lines after it.
+
+    All are empty for a compressed log, because its offsets differ.
+    """
+    if byte is None or source in ("", "-"):
+        return [], "", []
+    start = max(0, byte - _BEFORE_BYTES)
+    with (
+        contextlib.suppress(OSError, ValueError, InputError),
+        contextlib.closing(_opened(source)) as stream,
+    ):
+        if format_of(stream.read(HEAD_BYTES)) is not None:
+            return [], "", []
+        stream.seek(start)
+        before = stream.read(byte - start)
+        behind = stream.read(_LINE_BYTES)
+        lines = (before + behind).decode("utf-8", "replace").split("\n")
+        at = before.count(b"\n")
+        return lines[:at], lines[at], lines[at + 1 :]
+    return [], "", []
+
+
+def _opened(source: str) -> IO[bytes]:
+    if is_url(source):
+        from oomguard.scan.remote_inputs import open_object
+
+        return open_object(source)
+    return Path(source).open("rb")
+
+
+# Group incidents of many inputs, and find the patch that would have fixed most of them.
+
+# Several logs may show the same failure. A process has an output and an error log. In a Ray
+# session, the worker, its driver and Ray's own processes have logs. A driver repeats its workers'
+# output behind ``(NAME pid=N)``, and prints the error of a task again. raylet and GCS log why an
+# actor died. An error log may show that an engine died, while the output log has the cause. Such a
+# failure counts once, for the log closest to it; the other logs are listed as repetitions.
+
+# If no worker's own log has a failure, the program's log is best, then those of Ray's processes.
+_NEAREST: Final = (
+    "job-driver-",
+    "replica_",
+    "python-core-worker",
+    "python-core-driver",
+    "raylet",
+    "gcs_server",
+)
+_KILL: Final = ("host_oom", "ray")
+_DEAD: Final = "engine_dead"
+# The cause of a crash whose exception is in the log.
+_EXPLAINED: Final = "not_memory"
+# Ray's and SLURM's NAME.out and NAME.err, and torchrun's stdout.log and stderr.log, maybe
+# compressed.
+_STREAM: Final = re.compile(r"(?:\.(?:out|err)|(?:(?<=/)|^)std(?:out|err)(?:\.log)?)(?:\.gz)?$")
+_PID: Final = re.compile(r"\bpid=(\d+)")
+# A log may cut a message or append a hint.
+_MESSAGE_CHARS: Final = 160
+
+
+def merge_repeated(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
+    """Return the findings without repetitions of the same failure, in the same order.
+
+    Each remaining finding lists the places of its repetitions.
+    """
+    same: dict[tuple[str, str], list[IncidentSummary]] = {}
+    order = list(findings)
+    for one in order:
+        if one.message:
+            same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(
+                one
+            )
+    again: dict[int, IncidentSummary] = {}  # point to the original, not to another repetition
+    for together in same.values():
+        if len(together) > 1 and any(one.writer.session for one in together):
+            again |= _repeats(together)
+    for merge in (_killed, _dead):
+        again |= merge([one for one in order if id(one) not in again])
+    places: dict[int, list[tuple[str, int | None]]] = {}
+    for one in order:
+        if (first := again.get(id(one))) is not None:
+            places.setdefault(id(first), []).append((one.source, one.line))
+    return [
+        replace(one, told_again=tuple(places[id(one)])) if id(one) in places else one
+        for one in order
+        if id(one) not in again
+    ]
+
+
+def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
+    """Return which findings with the same message repeat which."""
+    again: dict[int, IncidentSummary] = {}
+    by_pid: dict[str | None, IncidentSummary] = {
+        one.writer.pid: one for one in together if one.writer.pid is not None
+    }
+    sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
+    for session in sessions:
+        of_it = [one for one in together if one.writer.session == session]
+        own = [one for one in of_it if one.writer.pid is not None]
+        others = [one for one in of_it if one.writer.pid is None]
+        if own:
+            nearest = own[0]
+        else:
+            nearest = min(others, key=_distance)
+        for one in others:
+            pid = _pid(one)
+            if one is not nearest and (not own or pid is None or pid in by_pid):
+                again[id(one)] = by_pid.get(pid, nearest)
+    for one in together:  # a driver's output in another folder names its workers
+        if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
+            again[id(one)] = first
+    return again
+
+
+def _killed(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
+    """Return the kills in a raylet's log that another log shows with the killed process."""
+    kills = [one for one in findings if one.writer.session and (one.kind, one.framework) == _KILL]
+    hit = {one.writer.session: one for one in reversed(kills) if not _is_raylet(one)}
+    return {
+        id(one): hit[one.writer.session]
+        for one in kills
+        if _is_raylet(one) and one.writer.session in hit
+    }
+
+
+def _is_raylet(one: IncidentSummary) -> bool:
+    return one.writer.process == "raylet"
+
+
+def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
+    """Return the engine crashes without a cause that another log explains."""
+    dead = [one for one in findings if one.kind == _DEAD and one.cause != _EXPLAINED]
+    if dead:
+        causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED]
+    else:
+        causes = []
+    by_output = {_both(one.source): one for one in reversed(causes)}
+    workers: dict[tuple[str | None, str | None], IncidentSummary] = {
+        (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
+    }
+    sessions: dict[str | None, IncidentSummary] = {
+        one.writer.session: one for one in reversed(causes) if one.writer.session
+    }
+    again: dict[int, IncidentSummary] = {}
+    for one in dead:
+        pid = one.writer.pid or _pid(one)
+        cause = by_output.get(_both(one.source)) or workers.get((one.writer.session, pid))
+        if cause is None and one.writer.pid is None:
+            cause = sessions.get(one.writer.session)
+        if cause is not None and cause.source != one.source:
+            again[id(one)] = cause
+    return again
+
+
+def _both(source: str) -> str:
+    """Return the common part of the names of a process's output and error logs."""
+    return _STREAM.sub("", source)
+
+
+def _pid(one: IncidentSummary) -> str | None:
+    found = _PID.search(one.process or "")
+    return found and found[1]
+
+
+def _distance(one: IncidentSummary) -> int:
+    name = (one.writer.process or "").rpartition("/")[2]
+    return next((i for i, begins in enumerate(_NEAREST) if name.startswith(begins)), len(_NEAREST))
+
+
+_MOST_WRITERS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupFix(Record):
+    """Hold the changes that would have fixed ``fixes`` incidents of a group.
+
+    Each setting has a value that is sufficient for all of these incidents.
+    """
+
+    changes: tuple[SettingChange, ...]
+    fixes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class IncidentGroup(Record):
+    """Group incidents of the same cause, model, setting and version.
+
+    Attributes:
+        setting: the first setting of the plan, or None if no value was solved.
+        first_at: the time of the first incident in Unix seconds, or None if unknown.
+        last_at: the time of the last incident in Unix seconds, or None if unknown.
+        refused: the setting and reason of a change that the user does not permit, with the number
+            of incidents that it would have fixed.
+        writers: the processes with most incidents, with their numbers of incidents.
+        told_again: the input and line of each repetition in another log.
+    """
+
+    cause: str
+    title: str
+    kinds: tuple[str, ...]
+    model: str | None
+    setting: str | None
+    framework: str
+    version: str | None
+    incidents: int
+    inputs: int
+    first_at: float | None
+    last_at: float | None
+    fix: GroupFix | None
+    refused: tuple[tuple[str, str, int], ...]
+    writers: tuple[tuple[str, int], ...]
+    other_writers: int
+    example: IncidentSummary
+    told_again: tuple[tuple[str, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FleetSummary(Record):
+    """Summarize many inputs; the group with most incidents comes first.
+
+    Attributes:
+        inputs: the number of inputs that were read.
+        failed: the number of inputs with an out-of-memory.
+        unread: the number of inputs that could not be read.
+        left_out: the number of inputs older than ``--since``.
+    """
+
+    inputs: int
+    failed: int
+    unread: int
+    left_out: int
+    groups: tuple[IncidentGroup, ...]
+    since: float | None = None
+
+    @property
+    def incidents(self) -> int:
+        """The number of incidents in all groups."""
+        return sum(group.incidents for group in self.groups)
+
+    @property
+    def best(self) -> IncidentGroup | None:
+        """The group whose fix would have fixed most incidents, or None without any fix."""
+        fixable = [group for group in self.groups if group.fix is not None]
+        return max(fixable, key=lambda group: group.fix.fixes if group.fix else 0, default=None)
+
+
+def summarize_findings(
+    findings: Iterable[IncidentSummary],
+    *,
+    inputs: int,
+    failed: int,
+    unread: int = 0,
+    left_out: int = 0,
+    since: float | None = None,
+) -> FleetSummary:
+    """Return the summary of findings; leave out those that are older than ``since``.
+
+    ``since`` is in Unix seconds. None: keep all.
+    """
+    found = [one for one in findings if since is None or one.at is None or one.at >= since]
+    kept = merge_repeated(found)
+    together: dict[tuple[str, ...], list[IncidentSummary]] = {}
+    for one in kept:
+        if one.changes:
+            setting = one.changes[0].setting
+        else:
+            setting = ""
+        key = (one.cause, one.model or "", setting, one.framework, one.version or "")
+        together.setdefault(key, []).append(one)
+    groups = sorted((_group(same) for same in together.values()), key=_order)
+    if since is not None:
+        failed = len({one.source for one in found if one.is_oom})
+    return FleetSummary(inputs, failed, unread, left_out, tuple(groups), since)
+
+
+def _order(group: IncidentGroup) -> tuple[object, ...]:
+    return (
+        -group.incidents,
+        group.cause,
+        group.model or "",
+        group.setting or "",
+        group.framework,
+        group.version or "",
+    )
+
+
+def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
+    first = same[0]
+    sources: set[str] = set()
+    repetitions: list[tuple[str, int | None]] = []
+    for one in same:
+        sources.update(_sources(one))
+        repetitions += one.told_again
+    times = [one.at for one in same if one.at is not None]
+    writers = Counter(words for one in same if (words := one.writer.words))
+    refused = Counter(one.refused for one in same if one.refused is not None)
+    ordered = sorted(writers.items(), key=lambda item: (-item[1], item[0]))
+    return IncidentGroup(
+        first.cause,
+        first.title,
+        tuple(kind for kind, _count in Counter(one.kind for one in same).most_common()),
+        first.model,
+        first.changes[0].setting if first.changes else None,
+        first.framework,
+        first.version,
+        len(same),
+        len(sources),
+        min(times, default=None),
+        max(times, default=None),
+        _fix([one for one in same if one.refused is None]),
+        tuple((*what, count) for what, count in refused.most_common()),
+        tuple(ordered[:_MOST_WRITERS]),
+        max(0, len(ordered) - _MOST_WRITERS),
+        min(same, key=lambda one: (one.at is None, one.at or 0.0, one.source, one.line or 0)),
+        tuple(repetitions),
+    )
+
+
+def _sources(one: IncidentSummary) -> tuple[str, ...]:
+    return one.source, *(source for source, _line in one.told_again)
+
+
+def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
+    """Return the patch that fixes most incidents.
+
+    It changes the settings that most plans change first, each to a value that is sufficient for all
+    of them.
+    """
+    plans = Counter(tuple(change.setting for change in one.changes) for one in same if one.changes)
+    if not plans:
+        return None
+    settings = min(plans, key=lambda names: (-plans[names], names))
+    theirs = [
+        one.changes for one in same if tuple(change.setting for change in one.changes) == settings
+    ]
+    chosen = []
+    held = theirs
+    for i in range(len(settings)):
+        change = _enough([changes[i] for changes in held])
+        chosen.append(change)
+        held = [changes for changes in held if _suffices(change, changes[i])]
+    return GroupFix(tuple(chosen), len(held))
+
+
+def _enough(changes: Sequence[SettingChange]) -> SettingChange:
+    """Return the largest change in the most common direction, or the most frequent value."""
+    directions = Counter(_direction(change) for change in changes)
+    direction = max(directions, key=lambda way: (directions[way], way))
+    going = [change for change in changes if _direction(change) == direction]
+    if direction:
+        return max(going, key=lambda change: direction * _number(change.new))
+    values = Counter(repr(change.new) for change in going)
+    most = max(values, key=lambda value: (values[value], value))
+    return next(change for change in going if repr(change.new) == most)
+
+
+def _suffices(chosen: SettingChange, needed: SettingChange) -> bool:
+    direction = _direction(chosen)
+    if not direction or _direction(needed) != direction:
+        return chosen.new == needed.new
+    return direction * _number(chosen.new) >= direction * _number(needed.new)
+
+
+def _direction(change: SettingChange) -> int:
+    """Return 1 for a raised value, -1 for a lowered one, and 0 for values without an order."""
+    numbers = [
+        value
+        for value in (change.old, change.new)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+    if not numbers or not isinstance(change.new, (int, float)) or isinstance(change.new, bool):
+        return 0
+    if len(numbers) < 2 or change.new < numbers[0]:
+        return -1
+    return 1
+
+
+def _number(value: FactValue) -> float:
+    assert isinstance(value, (int, float))  # noqa: S101 - a direction is one of numbers
+    return float(value)
