@@ -63,7 +63,7 @@ def _page(text: str, rules: RuleSet) -> str:
         UsageError: if oomguard knows nothing like it.
     """
     from oomguard.core.kinds import KINDS
-    from oomguard.report.explain import cause_text, kind_text, message_text
+    from oomguard.report.explanation import cause_text, kind_text, message_text
 
     name = text.lower().replace("-", "_").replace(" ", "_")
     by_code = {rule.code.lower(): rule for rule in rules.rules}
@@ -88,7 +88,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.diagnosis.diagnose import assess
     from oomguard.diagnosis.rule_tests import incident_from, model_from
     from oomguard.remedy.policy import Policy
-    from oomguard.report.explain import rule_text
+    from oomguard.report.explanation import rule_text
 
     for test in rule.tests:
         if "expect" in test:
@@ -104,7 +104,7 @@ def _recognized(text: str, rules: RuleSet) -> str:
     Raises:
         UsageError: if no signature matches.
     """
-    from oomguard.report.explain import kind_text
+    from oomguard.report.explanation import kind_text
 
     incident = _incident(text, rules)
     if incident is None or incident.certainty_ratio is not None or incident.kind == "other":

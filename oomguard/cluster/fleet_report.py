@@ -15,7 +15,7 @@ from oomguard.report.presentable import drawn, masked
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oomguard.cli.render import RenderOptions
+    from oomguard.cli.inputs import RenderOptions
     from oomguard.cluster.fleet import FleetSummary, IncidentSummary
     from oomguard.core.incident import Diagnosis
     from oomguard.scan.inputs import Input
@@ -339,8 +339,7 @@ def summarize(
         since: leave out incidents printed before this time, in Unix seconds. None: keep all.
         left_out: the number of inputs that are too old.
     """
-    from oomguard.cli.read_inputs import reading
-    from oomguard.cli.render import unmasked_if
+    from oomguard.cli.inputs import reading, unmasked_if
     from oomguard.cluster.fleet import summarize_findings
 
     findings: list[IncidentSummary] = []
@@ -374,7 +373,7 @@ def _rendered(summary: FleetSummary, work: RenderOptions) -> str:
         return summary_json(summary) + "\n"
     if work.form == "md":
         return summary_markdown(summary)
-    from oomguard.cli.render import Screen, text_of
+    from oomguard.cli.inputs import Screen, text_of
 
     screen = work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
     return text_of(screen, lambda console: print_summary(console, summary))

@@ -19,7 +19,6 @@ from oomguard.analyst.attempt_hooks import AttemptHook
 from oomguard.analyst.coordination import Coordinator, NoCoordinator
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.cli.options import Count, Duration, F, add_options, option, words_before_dashes
-from oomguard.cli.run_extensions import RunSetup
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 from oomguard.core.log import get_logger
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import ReceivedSignals
     from oomguard.analyst.outcome import Outcome, TerminationReason
+    from oomguard.cli.run import RunSetup
     from oomguard.cluster.health import Health, SystemdNotifier
     from oomguard.cluster.ranks.coordinator import RankCoordinator
     from oomguard.cluster.slurm import RunInJob

@@ -8,7 +8,7 @@ from oomguard.core.facts import REGISTRY
 from oomguard.diagnosis.diagnose import assess
 from oomguard.diagnosis.rule_tests import incident_from
 from oomguard.remedy.policy import Policy
-from oomguard.report.rule_page import PAGE_MARK, Example, index_page, rule_page, signature_page
+from oomguard.report.explanation import PAGE_MARK, Example, index_page, rule_page, signature_page
 from oomguard.rules.rule import Rule
 from oomguard.rules.rule_files import RuleSet, load_rules
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oomguard.cli.read_inputs import automatic_jobs, is_portable, usable_cpus
+from oomguard.cli.inputs import automatic_jobs, is_portable, usable_cpus
 from support.each import each
 
 LIMIT_S = 200  # what a machine under load may take

@@ -16,7 +16,7 @@ from oomguard.core.text import strip_escapes
 from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.remedy.actions import with_actions
 from oomguard.report.bar import COLORS, GRAY, GREEN, RED
-from oomguard.report.terminal import print_diagnosis
+from oomguard.report.panel import print_diagnosis
 from oomguard.rules.action_table import ActionTable
 from oomguard.scan.source import Line
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
-from oomguard.report.attempts import attempt_rows, attempts_table, reduction_sentence, report_text
+from oomguard.report.history import attempt_rows, attempts_table, reduction_sentence, report_text
 
 
 @pytest.fixture
