@@ -14,14 +14,15 @@ from typing import IO, Any, Final
 
 import click
 
-from oomguard.cli.command import ADVANCED, GroupedCommand
 from oomguard.cli.inputs import InputRenderer, RenderOptions, Screen
 from oomguard.cli.options import (
+    ADVANCED,
     FORMS,
     Assignment,
     Count,
     F,
     Form,
+    GroupedCommand,
     Moment,
     SizeText,
     color_option,

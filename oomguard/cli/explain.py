@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
-from oomguard.cli.options import color_option, console, read_rules, rules_option
+from oomguard.cli.options import GroupedCommand, color_option, console, read_rules, rules_option
 from oomguard.core.errors import UsageError
 from oomguard.core.text import strip_escapes
 

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.command import Group, GroupedCommand
-from oomguard.cli.options import color_option, console, option, read_rules, rules_option
+from oomguard.cli.options import (
+    Group,
+    GroupedCommand,
+    color_option,
+    console,
+    option,
+    read_rules,
+    rules_option,
+)
 from oomguard.core.errors import InputError, OomguardError, RuleError, UsageError
 from oomguard.core.files import read_regular
 

@@ -17,7 +17,6 @@ import click
 
 from oomguard.analyst.attempt_hooks import AttemptHooks
 from oomguard.analyst.side_effects import OwnFiles, of_journal
-from oomguard.cli.command import warn_of_old_name
 from oomguard.cli.options import (
     CHANGES,
     LIMITS,
@@ -36,6 +35,7 @@ from oomguard.cli.options import (
     read_policy,
     read_rules,
     report_configuration,
+    warn_of_old_name,
 )
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.extensions import extension

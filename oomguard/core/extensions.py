@@ -16,7 +16,7 @@ _MODULES: Final = {
     "call_metrics": "oomguard.telemetry.guarded_calls",
     "run_metrics": "oomguard.telemetry.options",
     "run_cluster": "oomguard.cluster.options",
-    "fleet_summary": "oomguard.cluster.fleet_report",
+    "fleet_summary": "oomguard.cluster.fleet",
 }
 
 

@@ -6,8 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from oomguard.cluster.fleet import IncidentSummary, findings_of, merge_repeated, summarize_findings
-from oomguard.cluster.fleet_report import group_sources, summary_json
+from oomguard.cluster.fleet import (
+    IncidentSummary,
+    findings_of,
+    group_sources,
+    merge_repeated,
+    summarize_findings,
+    summary_json,
+)
 from oomguard.diagnosis.diagnose import diagnose
 from oomguard.scan.inputs import writer_of
 

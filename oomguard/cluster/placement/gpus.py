@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oomguard.cli.command import GroupedCommand
-from oomguard.cli.options import color_option, console_of, format_option
+from oomguard.cli.options import GroupedCommand, color_option, console_of, format_option
 from oomguard.cluster.options import lease_folder_option
 from oomguard.cluster.placement.devices import (
     DeviceMask,

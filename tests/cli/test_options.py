@@ -14,7 +14,7 @@ import click
 import pytest
 
 from oomguard.cli import _group
-from oomguard.cli.command import COMMON, GroupedCommand, Option
+from oomguard.cli.options import COMMON, GroupedCommand, Option
 from support.in_process import oomguard_text
 
 OLD = Path(__file__).parents[1] / "journal" / "schema_1.sqlite3"
