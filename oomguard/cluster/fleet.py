@@ -97,8 +97,11 @@ def moment_of(line: str, modified_at: float | None) -> float | None:
 
 def last_moment(lines: Iterable[str], modified_at: float | None) -> float | None:
     """Return the timestamp of the last line that has one, or None."""
-    found = (moment_of(line, modified_at) for line in reversed(list(lines)))
-    return next((at for at in found if at is not None), None)
+    for line in reversed(list(lines)):
+        at = moment_of(line, modified_at)
+        if at is not None:
+            return at
+    return None
 
 
 def _of_year(stamp: Mapping[str, str | None], modified_at: float) -> float | None:
@@ -164,8 +167,11 @@ def time_of_object(line: str) -> float | None:
         return None
     if not isinstance(record, dict):
         return None
-    within = (value for value in record.values() if isinstance(value, dict))
-    return next((at for each in (record, *within) if (at := _time_in(each)) is not None), None)
+    # The object's own fields come before those of an object inside it.
+    for part in (record, *record.values()):
+        if isinstance(part, dict) and (at := _time_in(part)) is not None:
+            return at
+    return None
 
 
 def time_of_multiline_object(lines: Sequence[str], at: int) -> float | None:
@@ -199,9 +205,11 @@ def _members(lines: Iterable[str], indent: str) -> dict[str, Any]:
 
 
 def _time_in(record: Mapping[str, Any]) -> float | None:
-    return next(
-        (at for name in _FIELDS if (at := _collected_unix_s(record.get(name))) is not None), None
-    )
+    for name in _FIELDS:
+        at = _collected_unix_s(record.get(name))
+        if at is not None:
+            return at
+    return None
 
 
 def _collected_unix_s(value: Any) -> float | None:
@@ -214,7 +222,10 @@ def _collected_unix_s(value: Any) -> float | None:
             number = 0.0
     except (ValueError, OverflowError, OSError):
         return None
-    return next((number / scale for least, scale in _SCALES if least <= number < least * 1e3), None)
+    for least, scale in _SCALES:
+        if least <= number < least * 1e3:
+            return number / scale
+    return None
 
 
 # Search this many bytes before a failure for a timestamp, because traceback lines have none.
@@ -276,14 +287,10 @@ class IncidentSummary(Record):
     @property
     def refused(self) -> tuple[str, str] | None:
         """The first change that the user does not permit, with the reason, or None."""
-        return next(
-            (
-                (each.setting, each.refused_as)
-                for each in self.changes
-                if each.refused_as is not None
-            ),
-            None,
-        )
+        for change in self.changes:
+            if change.refused_as is not None:
+                return change.setting, change.refused_as
+        return None
 
 
 def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[IncidentSummary, ...]:
@@ -296,10 +303,10 @@ def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Incide
     writer = writer_of(diagnosis.source)
     if writer.layout == "ray" and writer.job is None and writer.pid is not None:
         writer = replace(writer, job=_job_of_worker(diagnosis.source))
-    return tuple(
-        _finding(diagnosis.source, writer, incident, modified_at)
-        for incident in diagnosis.incidents
-    )
+    findings = []
+    for incident in diagnosis.incidents:
+        findings.append(_finding(diagnosis.source, writer, incident, modified_at))
+    return tuple(findings)
 
 
 def modified_at(source: str) -> float | None:
@@ -347,7 +354,7 @@ def _finding(
         str(model.value) if model else None,
         modified_at if at is None else at,
         clock,
-        tuple(_change(patch) for patch in _first_patches(incident)),
+        tuple(map(_change, _first_patches(incident))),
         incident.message,
     )
 
@@ -369,16 +376,22 @@ def _first_patches(incident: Incident) -> tuple[Patch, ...]:
     """Return the first solved patch with its group; a patch that the user refused comes last."""
     refused: tuple[Patch, ...] = ()
     for patch in incident.plan:
-        group = tuple(
-            other
-            for other in incident.plan
-            if other is patch or (patch.group and other.group == patch.group)
-        )
-        if all(other.new is not None for other in group):
-            if not any(is_refused(other) for other in group):
-                return group
-            refused = refused or group
+        group = _group_of(patch, incident.plan)
+        if None in [other.new for other in group]:
+            continue
+        if not any(map(is_refused, group)):
+            return group
+        refused = refused or group
     return refused
+
+
+def _group_of(patch: Patch, plan: Sequence[Patch]) -> tuple[Patch, ...]:
+    """Return the patches that are applied together with ``patch``, itself included."""
+    members = []
+    for other in plan:
+        if other is patch or (patch.group and other.group == patch.group):
+            members.append(other)
+    return tuple(members)
 
 
 def _change(patch: Patch) -> SettingChange:
@@ -499,29 +512,44 @@ def merge_repeated(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
     for merge in (_killed, _dead):
-        again |= merge([one for one in order if id(one) not in again])
+        others = []
+        for one in order:
+            if id(one) not in again:
+                others.append(one)
+        again |= merge(others)
     places: dict[int, list[tuple[str, int | None]]] = {}
     for one in order:
         if (first := again.get(id(one))) is not None:
             places.setdefault(id(first), []).append((one.source, one.line))
-    return [
-        replace(one, told_again=tuple(places[id(one)])) if id(one) in places else one
-        for one in order
-        if id(one) not in again
-    ]
+    merged = []
+    for one in order:
+        if id(one) in again:
+            continue
+        if id(one) in places:
+            merged.append(replace(one, told_again=tuple(places[id(one)])))
+        else:
+            merged.append(one)
+    return merged
 
 
 def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     """Return which findings with the same message repeat which."""
     again: dict[int, IncidentSummary] = {}
-    by_pid: dict[str | None, IncidentSummary] = {
-        one.writer.pid: one for one in together if one.writer.pid is not None
-    }
+    by_pid: dict[str | None, IncidentSummary] = {}
+    for one in together:
+        if one.writer.pid is not None:
+            by_pid[one.writer.pid] = one
     sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
     for session in sessions:
-        of_it = [one for one in together if one.writer.session == session]
-        own = [one for one in of_it if one.writer.pid is not None]
-        others = [one for one in of_it if one.writer.pid is None]
+        own = []
+        others = []
+        for one in together:
+            if one.writer.session != session:
+                continue
+            if one.writer.pid is not None:
+                own.append(one)
+            else:
+                others.append(one)
         if own:
             nearest = own[0]
         else:
@@ -538,13 +566,19 @@ def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
 
 def _killed(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     """Return the kills in a raylet's log that another log shows with the killed process."""
-    kills = [one for one in findings if one.writer.session and (one.kind, one.framework) == _KILL]
-    hit = {one.writer.session: one for one in reversed(kills) if not _is_raylet(one)}
-    return {
-        id(one): hit[one.writer.session]
-        for one in kills
-        if _is_raylet(one) and one.writer.session in hit
-    }
+    kills = []
+    for one in findings:
+        if one.writer.session and (one.kind, one.framework) == _KILL:
+            kills.append(one)
+    hit = {}
+    for one in reversed(kills):
+        if not _is_raylet(one):
+            hit[one.writer.session] = one
+    again = {}
+    for one in kills:
+        if _is_raylet(one) and one.writer.session in hit:
+            again[id(one)] = hit[one.writer.session]
+    return again
 
 
 def _is_raylet(one: IncidentSummary) -> bool:
@@ -553,18 +587,22 @@ def _is_raylet(one: IncidentSummary) -> bool:
 
 def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     """Return the engine crashes without a cause that another log explains."""
-    dead = [one for one in findings if one.kind == _DEAD and one.cause != _EXPLAINED]
-    if dead:
-        causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED]
-    else:
-        causes = []
-    by_output = {_both(one.source): one for one in reversed(causes)}
-    workers: dict[tuple[str | None, str | None], IncidentSummary] = {
-        (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
-    }
-    sessions: dict[str | None, IncidentSummary] = {
-        one.writer.session: one for one in reversed(causes) if one.writer.session
-    }
+    dead = []
+    causes = []
+    for one in findings:
+        if one.kind == _DEAD and one.cause != _EXPLAINED:
+            dead.append(one)
+        elif one.is_oom or one.cause == _EXPLAINED:
+            causes.append(one)
+    by_output: dict[str, IncidentSummary] = {}
+    workers: dict[tuple[str | None, str | None], IncidentSummary] = {}
+    sessions: dict[str | None, IncidentSummary] = {}
+    # Of several causes the first one counts, so it is written last.
+    for one in reversed(causes):
+        by_output[_both(one.source)] = one
+        if one.writer.session:
+            workers[one.writer.session, one.writer.pid] = one
+            sessions[one.writer.session] = one
     again: dict[int, IncidentSummary] = {}
     for one in dead:
         pid = one.writer.pid or _pid(one)
@@ -588,7 +626,10 @@ def _pid(one: IncidentSummary) -> str | None:
 
 def _distance(one: IncidentSummary) -> int:
     name = (one.writer.process or "").rpartition("/")[2]
-    return next((i for i, begins in enumerate(_NEAREST) if name.startswith(begins)), len(_NEAREST))
+    for i, beginning in enumerate(_NEAREST):
+        if name.startswith(beginning):
+            return i
+    return len(_NEAREST)
 
 
 _MOST_WRITERS: Final = 3
@@ -664,7 +705,10 @@ class FleetSummary(Record):
     @property
     def best(self) -> IncidentGroup | None:
         """The group whose fix would have fixed most incidents, or None without any fix."""
-        fixable = [group for group in self.groups if group.fix is not None]
+        fixable = []
+        for group in self.groups:
+            if group.fix is not None:
+                fixable.append(group)
         return max(fixable, key=lambda group: group.fix.fixes if group.fix else 0, default=None)
 
 
@@ -681,7 +725,10 @@ def summarize_findings(
 
     ``since`` is in Unix seconds. None: keep all.
     """
-    found = [one for one in findings if since is None or one.at is None or one.at >= since]
+    found = []
+    for one in findings:
+        if since is None or one.at is None or one.at >= since:
+            found.append(one)
     kept = merge_repeated(found)
     together: dict[tuple[str, ...], list[IncidentSummary]] = {}
     for one in kept:
@@ -691,9 +738,13 @@ def summarize_findings(
             setting = ""
         key = (one.cause, one.model or "", setting, one.framework, one.version or "")
         together.setdefault(key, []).append(one)
-    groups = sorted((_group(same) for same in together.values()), key=_order)
+    groups = sorted(map(_group, together.values()), key=_order)
     if since is not None:
-        failed = len({one.source for one in found if one.is_oom})
+        failed_sources = set()
+        for one in found:
+            if one.is_oom:
+                failed_sources.add(one.source)
+        failed = len(failed_sources)
     return FleetSummary(inputs, failed, unread, left_out, tuple(groups), since)
 
 
@@ -712,12 +763,21 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     first = same[0]
     sources: set[str] = set()
     repetitions: list[tuple[str, int | None]] = []
+    times: list[float] = []
+    writers: Counter[str] = Counter()
+    refused: Counter[tuple[str, str]] = Counter()
+    permitted: list[IncidentSummary] = []
     for one in same:
         sources.update(_sources(one))
         repetitions += one.told_again
-    times = [one.at for one in same if one.at is not None]
-    writers = Counter(words for one in same if (words := one.writer.words))
-    refused = Counter(one.refused for one in same if one.refused is not None)
+        if one.at is not None:
+            times.append(one.at)
+        if one.writer.words:
+            writers[one.writer.words] += 1
+        if one.refused is not None:
+            refused[one.refused] += 1
+        else:
+            permitted.append(one)
     ordered = sorted(writers.items(), key=lambda item: (-item[1], item[0]))
     return IncidentGroup(
         first.cause,
@@ -731,7 +791,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
         len(sources),
         min(times, default=None),
         max(times, default=None),
-        _fix([one for one in same if one.refused is None]),
+        _fix(permitted),
         tuple((*what, count) for what, count in refused.most_common()),
         tuple(ordered[:_MOST_WRITERS]),
         max(0, len(ordered) - _MOST_WRITERS),
@@ -754,28 +814,37 @@ def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
     if not plans:
         return None
     settings = min(plans, key=lambda names: (-plans[names], names))
-    theirs = [
-        one.changes for one in same if tuple(change.setting for change in one.changes) == settings
-    ]
+    theirs = []
+    for one in same:
+        if tuple(change.setting for change in one.changes) == settings:
+            theirs.append(one.changes)
     chosen = []
     held = theirs
     for i in range(len(settings)):
         change = _enough([changes[i] for changes in held])
         chosen.append(change)
-        held = [changes for changes in held if _suffices(change, changes[i])]
+        sufficient = []
+        for changes in held:
+            if _suffices(change, changes[i]):
+                sufficient.append(changes)
+        held = sufficient
     return GroupFix(tuple(chosen), len(held))
 
 
 def _enough(changes: Sequence[SettingChange]) -> SettingChange:
     """Return the largest change in the most common direction, or the most frequent value."""
-    directions = Counter(_direction(change) for change in changes)
+    directions = Counter(map(_direction, changes))
     direction = max(directions, key=lambda way: (directions[way], way))
-    going = [change for change in changes if _direction(change) == direction]
+    going = []
+    for change in changes:
+        if _direction(change) == direction:
+            going.append(change)
     if direction:
         return max(going, key=lambda change: direction * _number(change.new))
     values = Counter(repr(change.new) for change in going)
     most = max(values, key=lambda value: (values[value], value))
-    return next(change for change in going if repr(change.new) == most)
+    by_value = {repr(change.new): change for change in reversed(going)}
+    return by_value[most]
 
 
 def _suffices(chosen: SettingChange, needed: SettingChange) -> bool:
@@ -787,11 +856,10 @@ def _suffices(chosen: SettingChange, needed: SettingChange) -> bool:
 
 def _direction(change: SettingChange) -> int:
     """Return 1 for a raised value, -1 for a lowered one, and 0 for values without an order."""
-    numbers = [
-        value
-        for value in (change.old, change.new)
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
+    numbers = []
+    for value in (change.old, change.new):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            numbers.append(value)
     if not numbers or not isinstance(change.new, (int, float)) or isinstance(change.new, bool):
         return 0
     if len(numbers) < 2 or change.new < numbers[0]:
@@ -825,7 +893,7 @@ def sentences(summary: FleetSummary) -> list[str]:
     """Return the lines below the table: the best patch, what was left out, whose clocks apply."""
     lines = []
     if (best := summary.best) is not None and best.fix is not None:
-        flags = " ".join(_flag_of(change) for change in best.fix.changes)
+        flags = " ".join(map(_flag_of, best.fix.changes))
         if best.model:
             whose = f" of {best.model}"
         else:
@@ -849,7 +917,7 @@ def sentences(summary: FleetSummary) -> list[str]:
 
 def rows(summary: FleetSummary) -> list[tuple[str, ...]]:
     """Return the table with headings first; line breaks separate lines within a cell."""
-    return [HEADINGS, *(drawn(_row(group)) for group in summary.groups)]
+    return [HEADINGS, *map(drawn, map(_row, summary.groups))]
 
 
 def _row(group: IncidentGroup) -> tuple[str, ...]:
@@ -874,7 +942,7 @@ def fix_words(group: IncidentGroup) -> str:
         return "\n".join(
             ["no change that you permit", *refused] if refused else ["no value could be solved"]
         )
-    lines = [_flag_of(change) for change in group.fix.changes]
+    lines = list(map(_flag_of, group.fix.changes))
     if group.fix.fixes == group.incidents:
         count = "all"
     else:
@@ -888,7 +956,9 @@ def _flag_of(change: SettingChange) -> str:
 
 def group_sources(group: IncidentGroup) -> str:
     """Return the writers with most incidents of a group, or the place of one example."""
-    lines = [f"{words} ({times:,})" if times > 1 else words for words, times in group.writers]
+    lines = []
+    for words, times in group.writers:
+        lines.append(f"{words} ({times:,})" if times > 1 else words)
     if group.other_writers:
         lines.append(f"and {group.other_writers:,} more")
     if not lines:
@@ -1021,7 +1091,7 @@ def summary_json(summary: FleetSummary) -> str:
         "inputs_left_out": summary.left_out,
         "incidents": summary.incidents,
         "since": _utc(summary.since),
-        "groups": [_group_dict(group) for group in summary.groups],
+        "groups": list(map(_group_dict, summary.groups)),
         "best": None if best is None else summary.groups.index(best),
     }
     return json_line(row)
@@ -1030,6 +1100,9 @@ def summary_json(summary: FleetSummary) -> str:
 def _group_dict(group: IncidentGroup) -> dict[str, Any]:
     shown = masked(group)
     example = shown.example
+    refusals = []
+    for name, why, count in shown.refused:
+        refusals.append({"setting": name, "why": why, "incidents": count})
     row = {
         "cause": shown.cause,
         "title": shown.title,
@@ -1042,23 +1115,8 @@ def _group_dict(group: IncidentGroup) -> dict[str, Any]:
         "inputs": shown.inputs,
         "first_seen": _utc(shown.first_at),
         "last_seen": _utc(shown.last_at),
-        "fix": None
-        if shown.fix is None
-        else {
-            "changes": [
-                {
-                    "setting": change.setting,
-                    "to": change.new,
-                    "as_flag": change.as_flag,
-                    "effect": change.effect,
-                }
-                for change in shown.fix.changes
-            ],
-            "fixes": shown.fix.fixes,
-        },
-        "refused": [
-            {"setting": name, "why": why, "incidents": count} for name, why, count in shown.refused
-        ],
+        "fix": None if shown.fix is None else _fix_dict(shown.fix),
+        "refused": refusals,
         "writers": [{"who": words, "incidents": times} for words, times in shown.writers],
         "other_writers": shown.other_writers,
         "told_again": [{"source": source, "line": line} for source, line in group.told_again],
@@ -1068,22 +1126,31 @@ def _group_dict(group: IncidentGroup) -> dict[str, Any]:
             "process": example.process,
             "seen": _utc(example.at),
             "clock": example.clock,
-            **{
-                name: getattr(example.writer, name)
-                for name in (
-                    "layout",
-                    "namespace",
-                    "pod",
-                    "container",
-                    "node",
-                    "job",
-                    "task",
-                    "rank",
-                )
-            },
+            "layout": example.writer.layout,
+            "namespace": example.writer.namespace,
+            "pod": example.writer.pod,
+            "container": example.writer.container,
+            "node": example.writer.node,
+            "job": example.writer.job,
+            "task": example.writer.task,
+            "rank": example.writer.rank,
         },
     }
     return {key: plain_value(value) for key, value in row.items()}
+
+
+def _fix_dict(fix: GroupFix) -> dict[str, Any]:
+    changes = []
+    for change in fix.changes:
+        changes.append(
+            {
+                "setting": change.setting,
+                "to": change.new,
+                "as_flag": change.as_flag,
+                "effect": change.effect,
+            }
+        )
+    return {"changes": changes, "fixes": fix.fixes}
 
 
 def _utc(unix_s: float | None) -> str | None:

@@ -63,7 +63,11 @@ def engine_processes(root: int, titles: dict[str, Any]) -> EngineProcesses:
         elif not _is(title, titles["others"]):
             continue
         cpu_s += cpu_of(pid)
-    return EngineProcesses(tuple(cores), tuple(pid for pid in cores if tree.is_stopped(pid)), cpu_s)
+    stopped = []
+    for pid in cores:
+        if tree.is_stopped(pid):
+            stopped.append(pid)
+    return EngineProcesses(tuple(cores), tuple(stopped), cpu_s)
 
 
 def cpu_of(pid: int) -> float:
@@ -197,11 +201,9 @@ def request_waits_s(port: int) -> tuple[float, ...] | None:
             kernel.settimeout(_LIMIT_S)
             for family in (socket.AF_INET, socket.AF_INET6):
                 kernel.send(_request(family, port))
-                waits += [
-                    wait
-                    for message in _answers(kernel)
-                    if (wait := _wait_s(message, port)) is not None
-                ]
+                for message in _answers(kernel):
+                    if (wait := _wait_s(message, port)) is not None:
+                        waits.append(wait)
     except (OSError, AttributeError, struct.error):  # no such socket here, or another kernel
         return None
     return tuple(waits)
@@ -801,7 +803,10 @@ class Health:
         """
         from oomguard.analyst.listeners import listening_at
 
-        found = {bound: pids for bound, pids in listening_at(address).items() if pids}
+        found = {}
+        for bound, pids in listening_at(address).items():
+            if pids:
+                found[bound] = pids
         pids = set().union(*found.values())
         if not pids or pids & {pid, *tree.descendants(pid)}:
             if pids:
@@ -965,9 +970,10 @@ class SystemdSocket:
 
     def send(self, **what: object) -> None:
         """Send one message; ignore a missing receiver."""
-        text = "\n".join(
-            f"{name}={str(value).replace(chr(10), ' ')}" for name, value in what.items()
-        )
+        lines = []
+        for name, value in what.items():
+            lines.append(f"{name}={str(value).replace(chr(10), ' ')}")
+        text = "\n".join(lines)
         link = current_link()
         if link is not None:  # systemd accepts messages only from the main process of the service
             link.say("notify", address=self.address, text=text)

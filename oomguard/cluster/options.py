@@ -553,9 +553,11 @@ class ServerSupport:
     @property
     def companions(self) -> tuple[AttemptHook, ...]:
         """The listeners of each attempt."""
-        return tuple(
-            companion for companion in (self._health, self._notifier) if companion is not None
-        )
+        companions = []
+        for companion in (self._health, self._notifier):
+            if companion is not None:
+                companions.append(companion)
+        return tuple(companions)
 
     def ended_by_us(self) -> TerminationReason | None:
         """Return why oomguard ended the last attempt, or None."""

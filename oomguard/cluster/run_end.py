@@ -43,12 +43,11 @@ def message_of(outcome: Outcome) -> str:
         lines = [note(incident, outcome.attempts, of_command=True)]
     else:
         lines = [drawn(f"oomguard: {last.error or 'ended'}"), *tried(outcome.attempts)]
-    notes = [
-        f"  note: {drawn(text)}"
-        for text in (diagnosis.notes if diagnosis is not None else ())
-        if text != last.error
-    ]
-    return truncate_utf8("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
+    if diagnosis is not None:
+        for text in diagnosis.notes:
+            if text != last.error:
+                lines.append(f"  note: {drawn(text)}")
+    return truncate_utf8("\n".join([*lines, f"  {_end(outcome)}"]), MOST_BYTES)
 
 
 def comment_of(outcome: Outcome) -> str:

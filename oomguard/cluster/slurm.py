@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -41,7 +41,10 @@ def encode_comment(settings: Mapping[str, FactValue], text: str) -> str | None:
         settings: all changed settings. The device is left out, because the next start may differ.
         text: the text for people, which begins with ``oomguard:``.
     """
-    kept = {name: value for name, value in settings.items() if name != DEVICE}
+    kept = {}
+    for name, value in settings.items():
+        if name != DEVICE:
+            kept[name] = value
     if kept:
         state = json.dumps(kept)
     else:
@@ -83,11 +86,11 @@ def decode_comment(comment: str) -> dict[str, FactValue]:
         return {}
     if not isinstance(found, dict) or not state[end:].startswith(":"):
         return {}
-    return {
-        name: value
-        for name, value in found.items()
-        if name in SETTINGS and isinstance(value, bool | int | float | str)
-    }
+    changes = {}
+    for name, value in found.items():
+        if name in SETTINGS and isinstance(value, bool | int | float | str):
+            changes[name] = value
+    return changes
 
 
 def permitted_changes(
@@ -287,7 +290,7 @@ class RunInJob:
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
         """Write an attempt into the comment; a first attempt without changes waits a while."""
-        self._settings |= {patch.setting: patch.new for patch in patches if patch.new is not None}
+        self._remember(patches)
         is_plain = number == 1 and not patches
         self._say(
             f"oomguard: attempt {number} is running", _FIRST_SAID_AFTER_S if is_plain else 0.0
@@ -299,11 +302,14 @@ class RunInJob:
     def ended(self, _attempt: Attempt) -> None:
         """Do nothing, because the next attempt or the end of the run writes the comment."""
 
+    def _remember(self, patches: Iterable[Patch]) -> None:
+        for patch in patches:
+            if patch.new is not None:
+                self._settings[patch.setting] = patch.new
+
     def end(self, outcome: Outcome, text: str) -> None:
         """Write the end of the run and the changes for the job's next start into the comment."""
-        self._settings |= {
-            patch.setting: patch.new for patch in outcome.left if patch.new is not None
-        }
+        self._remember(outcome.left)
         self._end(text, is_over=outcome.is_stopped)
 
     def report_error(self, text: str) -> None:

@@ -146,7 +146,7 @@ def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, st
         return DeviceMask((), f"{VISIBLE}={value} hides every device")
     found: list[DeviceSlot] = []
     behind = ""
-    for entry in (text.strip() for text in value.split(",")):
+    for entry in map(str.strip, value.split(",")):
         named = match_devices(entry, places)
         if not named:
             behind = (
@@ -168,7 +168,10 @@ def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, st
                 "gpus)"
             ),
         )
-    hidden = [place.shown for place in places if place not in found]
+    hidden = []
+    for place in places:
+        if place not in found:
+            hidden.append(place.shown)
     if not hidden and not behind:
         return DeviceMask(tuple(found))
     return DeviceMask(
@@ -178,10 +181,11 @@ def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, st
 
 def _differ(places: Sequence[DeviceSlot]) -> bool:
     """Return whether the machine has GPUs of several models, ignoring GPUs that do not answer."""
-    return (
-        len({place.name for place in places if place.instance is None and place.name is not None})
-        > 1
-    )
+    names = set()
+    for place in places:
+        if place.instance is None and place.name is not None:
+            names.add(place.name)
+    return len(names) > 1
 
 
 def match_devices(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
@@ -190,8 +194,15 @@ def match_devices(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
     An entry is a number, or the beginning of a UUID that matches only one device.
     """
     if re.fullmatch(r"\d{1,9}", entry):
-        return [place for place in places if place.index == int(entry)]
-    begins = [place for place in places if place.uuid is not None and place.uuid.startswith(entry)]
+        by_index = []
+        for place in places:
+            if place.index == int(entry):
+                by_index.append(place)
+        return by_index
+    begins = []
+    for place in places:
+        if place.uuid is not None and place.uuid.startswith(entry):
+            begins.append(place)
     if len(begins) == 1 and entry.startswith(("GPU-", "MIG-")):
         return begins
     return []
@@ -261,10 +272,13 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
         raise SettingError(
             f"place() needs a mapping from program names to devices, got {wanted!r}", hint=_HOW
         )
-    named = {
-        name: _numbers(name, value) for name, value in wanted.items() if not isinstance(value, int)
-    }
-    counts = {name: _count(name, value) for name, value in wanted.items() if isinstance(value, int)}
+    named = {}
+    counts = {}
+    for name, value in wanted.items():
+        if isinstance(value, int):
+            counts[name] = _count(name, value)
+        else:
+            named[name] = _numbers(name, value)
     _refuse_shared(named)
     survey = nvml.survey()
     if survey.failure is not None:
@@ -273,30 +287,36 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
             hint="oomguard gpus",
         )
     limit = apply_visible_devices(device_slots(survey), os.environ)
-    usable = {
-        place.index: place
-        for place in limit.places
-        if place.cannot is None and place.instance is None
-    }
+    usable = {}
+    for place in limit.places:
+        if place.cannot is None and place.instance is None:
+            usable[place.index] = place
     if limit.hides:
         hidden = f"; {limit.hides}"
     else:
         hidden = ""
     for name, numbers in named.items():
-        if missing := [number for number in numbers if number not in usable]:
+        absent = []
+        for number in numbers:
+            if number not in usable:
+                absent.append(number)
+        if absent:
             raise PlacementError(
-                f"{name!r} names device {missing[0]}, but {_there(usable)}{hidden}",
+                f"{name!r} names device {absent[0]}, but {_there(usable)}{hidden}",
                 hint="oomguard gpus",
             )
     taken = set(itertools.chain.from_iterable(named.values()))
-    left = sorted(
-        (place for index, place in usable.items() if index not in taken),
-        key=lambda p: not p.is_empty,
-    )
+    free = []
+    for index, place in usable.items():
+        if index not in taken:
+            free.append(place)
+    left = sorted(free, key=lambda p: not p.is_empty)
     order = list(usable)
     if (lacking := sum(counts.values()) - len(left)) > 0:
         raise _too_few(counts, named, left, usable, hidden, lacking)
-    found = {name: tuple(usable[number] for number in numbers) for name, numbers in named.items()}
+    found = {}
+    for name, numbers in named.items():
+        found[name] = tuple(usable[number] for number in numbers)
     for name, count in counts.items():
         found[name], left = (
             tuple(sorted(left[:count], key=lambda place: order.index(place.index))),

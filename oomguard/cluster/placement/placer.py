@@ -70,7 +70,10 @@ def rank_devices(
         emptied: judge each device as if it were empty.
     """
     judged = [(place, need.on(place, emptied=emptied)) for place in places if place.cannot is None]
-    kept = [(place, fitness) for place, fitness in judged if accepts(fitness)]
+    kept = []
+    for place, fitness in judged:
+        if accepts(fitness):
+            kept.append((place, fitness))
     # Without a plan the command may need a lot, so prefer large devices.
     if need.start is None:
         largest_first = -1
@@ -100,17 +103,20 @@ def choose_devices(
     best = first_of_one_model(usable, count)
     if best is None:
         return None
-    return tuple(place for place in candidates if place in best)
+    chosen = []
+    for place in candidates:
+        if place in best:
+            chosen.append(place)
+    return tuple(chosen)
 
 
 def first_of_one_model(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
     """Return the first ``count`` devices, of one model if possible; None if there are fewer."""
     for one in places:
-        alike = [
-            place
-            for place in places
-            if (place.name, place.total_bytes) == (one.name, one.total_bytes)
-        ]
+        alike = []
+        for place in places:
+            if (place.name, place.total_bytes) == (one.name, one.total_bytes):
+                alike.append(place)
         if len(alike) >= count:
             return tuple(alike[:count])
     if len(places) >= count:
@@ -139,7 +145,10 @@ def devices_without_nvml(
         or any("-" in entry[1:] for entry in visible)
     ):
         return None
-    numbers = {int(text) for text in (*asked.named, *visible) if _NUMBER.fullmatch(text)}
+    numbers = set()
+    for text in (*asked.named, *visible):
+        if _NUMBER.fullmatch(text):
+            numbers.add(int(text))
     limit = apply_visible_devices([DeviceSlot(number, None) for number in sorted(numbers)], environ)
     return asked.among(limit.places, hidden=limit.hides)
 
@@ -151,10 +160,10 @@ def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, s
     not shift the others. Otherwise they use numbers in PCI bus order. A MIG instance has only its
     UUID.
     """
-    by_uuid = need.visible.uuid or any(place.instance is not None for place in places)
+    instances = {place.instance for place in places} - {None}
     uuids = [place.uuid for place in places]
-    if by_uuid and all(uuid is not None for uuid in uuids):
-        return {VISIBLE: ",".join(str(uuid) for uuid in uuids), ORDER: BY_BUS}
+    if (need.visible.uuid or instances) and None not in uuids:
+        return {VISIBLE: ",".join(map(str, uuids)), ORDER: BY_BUS}
     return {VISIBLE: ",".join(str(place.index) for place in places), ORDER: BY_BUS}
 
 
@@ -259,7 +268,10 @@ def reserve_devices(waiting: Iterator[QueuedStart], free: Collection[str]) -> di
     """Return the reserved free devices with the ticket that each is reserved for."""
     kept: dict[str, str] = {}
     for one in waiting:
-        usable = [key for key in one.usable if key in free and key not in kept]
+        usable = []
+        for key in one.usable:
+            if key in free and key not in kept:
+                usable.append(key)
         kept |= dict.fromkeys(usable[: one.count], one.name)
     return kept
 
@@ -381,8 +393,11 @@ class Placer:
 
         def look(ticket: QueueTicket | None) -> AssignedDevices | tuple[DeviceAvailability, int]:
             now, count = self._look_again(taken, need, ticket)
-            had = (self._lease(places, need) for places in _choices(taken, now, count, stays=stays))
-            return next((found for found in had if found is not None), (now, count))
+            for places in _choices(taken, now, count, stays=stays):
+                leased = self._lease(places, need)
+                if leased is not None:
+                    return leased
+            return now, count
 
         def none_there(now: DeviceAvailability, _count: int, waited_s: float) -> PlacementError:
             because = refusal.reasons_by_device(need, now)
@@ -469,9 +484,9 @@ class Placer:
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
             raise refusal.too_few_asked(self.asked, need, count, self.own)
-        permitted = [
-            refusal.check_device(place, need, count, len(survey.gpus)) for place in limit.places
-        ]
+        permitted = []
+        for place in limit.places:
+            permitted.append(refusal.check_device(place, need, count, len(survey.gpus)))
         named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
         self._meant = self._meant or {
             entry: match_devices(entry, permitted) for entry in self.asked.named
@@ -488,7 +503,10 @@ class Placer:
         usable = rank_devices(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
-        free = [key for key in keys if key not in leased]
+        free = []
+        for key in keys:
+            if key not in leased:
+                free.append(key)
         kept = reserve_devices(earlier_starts(self.folder, ticket), free)
         return DeviceAvailability(
             tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides
@@ -497,11 +515,11 @@ class Placer:
     def _leased(self, keys: Iterable[str]) -> dict[str, str]:
         """Return which of these devices another process has leased, with the holder as text."""
         held = self.folder.holders(keys)
-        return {
-            key: refusal.lease_in_words(lease)
-            for key, lease in held.items()
-            if not self._is_ours(lease)
-        }
+        reasons = {}
+        for key, lease in held.items():
+            if not self._is_ours(lease):
+                reasons[key] = refusal.lease_in_words(lease)
+        return reasons
 
     def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
         """Place a command while NVML does not answer: on the numbered devices, or unchanged."""
@@ -524,14 +542,19 @@ class Placer:
 
     def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> AssignedDevices | None:
         held = self.folder.holders([place.key for place in places])
-        ours = {key for key, lease in held.items() if self._is_ours(lease)}
+        ours = set()
+        for key, lease in held.items():
+            if self._is_ours(lease):
+                ours.add(key)
         if need.tells_start:
             until = self.until
         else:
             until = "job"
-        locks = self.folder.take(
-            [p.key for p in places if p.key not in ours], self.own.command, until
-        )
+        keys = []
+        for place in places:
+            if place.key not in ours:
+                keys.append(place.key)
+        locks = self.folder.take(keys, self.own.command, until)
         if locks is None:
             return None
         return AssignedDevices(tuple(places), variables_for(places, need), locks)
@@ -545,13 +568,16 @@ class Placer:
         if survey.failure is not None:
             return True
         everywhere = device_slots(survey)
-        now = {place.key: place for place in everywhere if place.cannot is None}
+        now = {}
+        for place in everywhere:
+            if place.cannot is None:
+                now[place.key] = place
         for place in taken.places:
             if place.key not in now:
-                why = next(
-                    (one.cannot for one in everywhere if one.index == place.index and one.cannot),
-                    "it has gone",
-                )
+                why = "it has gone"
+                for one in reversed(everywhere):
+                    if one.index == place.index and one.cannot:
+                        why = one.cannot
                 get_logger().warning(f"{place.shown} is left", reason=why)
                 return False
         places = tuple(now[place.key] for place in taken.places)
@@ -588,8 +614,15 @@ def _choices(
 
     Only a lease shows whether a set is really available.
     """
-    there = {place.key: place for place in now.candidates if place.cannot is None}
-    had = tuple(there[place.key] for place in taken.places if place.key in there)
+    there = {}
+    for place in now.candidates:
+        if place.cannot is None:
+            there[place.key] = place
+    slots = []
+    for place in taken.places:
+        if place.key in there:
+            slots.append(there[place.key])
+    had = tuple(slots)
     is_there = len(had) == len(taken.places)
     if is_there and taken.keys <= {place.key for place in now.usable}:
         yield had
@@ -637,8 +670,9 @@ def why_not_reached(argv: Sequence[str]) -> str | None:
     name = PurePath(argv[0]).name
     if name in _ELSEWHERE:
         return f"{name} does not pass on variables: {_ELSEWHERE[name]}"
-    if any(inner.has_no_others for inner in inner_commands(argv)):
-        return "a wrapper in the command removes inherited variables"
+    for inner in inner_commands(argv):
+        if inner.has_no_others:
+            return "a wrapper in the command removes inherited variables"
     return None
 
 
@@ -791,10 +825,13 @@ class RunPlacement:
             f"{', '.join(place.room for place in self._next.places)}"
         )
         moved = self._with_device(incident, self._next, reason)
-        return replace(
-            diagnosis,
-            incidents=tuple(moved if one is incident else one for one in diagnosis.incidents),
-        )
+        incidents = []
+        for one in diagnosis.incidents:
+            if one is incident:
+                incidents.append(moved)
+            else:
+                incidents.append(one)
+        return replace(diagnosis, incidents=tuple(incidents))
 
     def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
         """Wait for memory if another process is the cause and no other device has room.
@@ -849,9 +886,11 @@ class RunPlacement:
         patch = Patch(
             DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)
         )
-        return replanned(
-            incident, (patch, *(other for other in incident.plan if other.setting != DEVICE))
-        )
+        others = []
+        for other in incident.plan:
+            if other.setting != DEVICE:
+                others.append(other)
+        return replanned(incident, (patch, *others))
 
     def _need(self, launch: Launch) -> DeviceNeed:
         if launch.argv not in self._needs:

@@ -91,14 +91,11 @@ class RankBarrier:
             if self._first_written_s is not None and not is_there and not has_left:
                 # The last rank of an earlier job removed it.
                 self._folder.write(self.rank, self._own.to_text())
-            found = {
-                rank: doc
-                for rank, text in texts.items()
-                if (doc := parse_message(text)) is not None
-            }
-            others = {
-                rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank
-            }
+            others = {}
+            for rank, text in texts.items():
+                doc = parse_message(text)
+                if doc is not None and rank < self.size and doc.rank == rank:
+                    others[rank] = doc
             if self.is_leader:
                 valid = self._as_leader(others)
             else:
@@ -117,23 +114,26 @@ class RankBarrier:
     def lost(self) -> set[int]:
         """Return the ranks on this host whose process has died without leaving first."""
         ids = self._own.host[0]
-        return {
-            rank
-            for rank, doc in self._others.items()
-            if doc.state != "left"
-            and ids
-            and doc.host[0] == ids
-            and started_s(doc.pid[0]) != doc.pid[1]
-        }
+        lost = set()
+        for rank, doc in self._others.items():
+            is_here = ids and doc.host[0] == ids
+            # A number that another process took has another start time.
+            if is_here and doc.state != "left" and started_s(doc.pid[0]) != doc.pid[1]:
+                lost.add(rank)
+        return lost
 
     def silent(self) -> set[int]:
         """Return the ranks that were not met, or did not change their message, for long."""
         now_s = own_clock_s()
-        quiet = {rank for rank, (_, at_s) in self._beats.items() if now_s - at_s > SILENT_S}
-        met = {
-            rank for rank in quiet if (doc := self._others.get(rank)) is None or doc.state != "left"
-        }
-        return met | (self.missing() if self.age_s() > SILENT_S else set())
+        quiet = set()
+        for rank, (_, at_s) in self._beats.items():
+            doc = self._others.get(rank)
+            has_left = doc is not None and doc.state == "left"
+            if now_s - at_s > SILENT_S and not has_left:
+                quiet.add(rank)
+        if self.age_s() > SILENT_S:
+            return quiet | self.missing()
+        return quiet
 
     def age_s(self) -> float:
         """Return the seconds since this rank wrote its first message."""
@@ -179,7 +179,10 @@ class RankBarrier:
         for rank, doc in others.items():
             if self._heard.get(str(rank), ("", 0.0))[0] != doc.nonce:
                 self._heard[str(rank)] = doc.nonce, own_clock_s()
-        valid = {rank: doc for rank, doc in others.items() if doc.of_leader == self._own.nonce}
+        valid = {}
+        for rank, doc in others.items():
+            if doc.of_leader == self._own.nonce:
+                valid[rank] = doc
         self._say(
             heard=dict(self._heard),
             met={str(rank): doc.nonce for rank, doc in sorted(valid.items())},
@@ -198,7 +201,10 @@ class RankBarrier:
                 self._own.host, leader.host, self._first_written_s, seen_s, own_clock_s()
             )
             self._say(of_leader=leader.nonce, offset_s=at.offset_s, slack_s=at.slack_s)
-        met = {rank: doc for rank, doc in others.items() if leader.met.get(str(rank)) == doc.nonce}
+        met = {}
+        for rank, doc in others.items():
+            if leader.met.get(str(rank)) == doc.nonce:
+                met[rank] = doc
         return {**met, LEADER: leader}
 
 
@@ -278,7 +284,10 @@ class RankLock:
         if not refused:
             return None
         own_s = os.fstat(self._lock).st_mtime
-        holders = [path for path in self._claims.iterdir() if path.name.isdigit()]
+        holders = []
+        for path in self._claims.iterdir():
+            if path.name.isdigit():
+                holders.append(path)
         kinds = {str(_read_record(path).get("kind")) for path in holders}
         latest_s = max((path.stat().st_mtime for path in holders), default=own_s)
         for path in refused:

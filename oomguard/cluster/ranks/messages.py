@@ -105,7 +105,11 @@ class MessageFolder:
 
     def written_here(self) -> set[int]:
         """Return the ranks with direct access that have written into the folder."""
-        return {int(path.stem) for path in self.here.glob(f"*{_END}") if path.stem.isdigit()}
+        ranks = set()
+        for path in self.here.glob(f"*{_END}"):
+            if path.stem.isdigit():
+                ranks.add(int(path.stem))
+        return ranks
 
     def _text(self, path: Path) -> str | None:
         try:

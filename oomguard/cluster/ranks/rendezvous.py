@@ -379,9 +379,11 @@ class StoreMirror:
                 errors = self._process.stderr.read()
             else:
                 errors = ""
-            last = next(
-                (line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it ended"
-            )
+            last = "it ended"
+            for line in reversed(errors.splitlines()):
+                if line.strip():
+                    last = line.strip()
+                    break
             if _IN_USE.search(last):
                 self._why_ended = f"{self._named}: {_TAKEN}"
             else:
