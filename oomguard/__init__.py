@@ -27,7 +27,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing it would import 
 if TYPE_CHECKING:
     from typing import Any
 
-    from oomguard.cluster.placement.place import PlacedDevices, place
+    from oomguard.cluster.placement.devices import PlacedDevices, place
     from oomguard.comparison import Comparison, diff
     from oomguard.core.errors import (
         ConfigError,
@@ -139,7 +139,7 @@ _HOMES = {
     "mapping.work": ("Results",),
     "estimate.call.trace": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
-    "cluster.placement.place": ("PlacedDevices", "place"),
+    "cluster.placement.devices": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
     "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),

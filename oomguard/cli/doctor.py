@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
+    GroupedCommand,
     color_option,
     console_of,
     format_option,

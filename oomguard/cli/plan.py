@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
     Count,
     F,
+    GroupedCommand,
     SizeText,
     add_options,
     color_option,

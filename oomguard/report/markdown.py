@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
 from oomguard.report.bar import contradiction, percent, segments
-from oomguard.report.presentable import drawn
-from oomguard.report.snapshot import (
-    GROUP_HEADINGS,
-    STACK_HEADINGS,
-    group_rows,
-    sentences,
-    stack_rows,
-    title,
-)
-from oomguard.report.wording import (
+from oomguard.report.phrases import (
     ShownIncident,
     action_why,
     capacity,
@@ -32,6 +23,15 @@ from oomguard.report.wording import (
     start_title,
     tradeoff,
     what_died,
+)
+from oomguard.report.presentable import drawn
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
 )
 
 if TYPE_CHECKING:
