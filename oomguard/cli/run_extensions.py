@@ -13,9 +13,8 @@ from oomguard.cli.options import F
 from oomguard.core.extensions import extension
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment
+    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
     from oomguard.analyst.attempt_loop import AttemptLoop
-    from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import Link, ReceivedSignals
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.core.incident import Patch
@@ -145,7 +144,7 @@ class NoCluster:
     @property
     def coordinator(self) -> Coordinator:
         """A coordinator without other ranks."""
-        from oomguard.analyst.coordination import NoCoordinator
+        from oomguard.analyst.attempt_hooks import NoCoordinator
 
         return NoCoordinator()
 

@@ -21,8 +21,7 @@ from oomguard.cluster.schedulers.options import (
 from oomguard.cluster.serving.options import ServerSupport, ServingOptions, serving_options
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment
-    from oomguard.analyst.coordination import Coordinator
+    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.core.incident import Patch
     from oomguard.remedy.policy import Policy

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from oomguard.analyst.attempt_hooks import AttemptHook
-from oomguard.analyst.coordination import Coordinator, NoCoordinator
+from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, NoCoordinator
 from oomguard.cli.options import Count, Duration, F, add_options, option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
