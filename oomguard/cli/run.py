@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome
     from oomguard.core.incident import Patch
     from oomguard.engines.command import Launch
-    from oomguard.journal.shared import SharedJournal
+    from oomguard.journal.delivery import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.remedy.policy import Policy
 
@@ -598,7 +598,7 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
         InputError: if the journal cannot be used.
     """
     if isinstance(place, JournalUrl):
-        from oomguard.journal.shared import SharedJournal
+        from oomguard.journal.delivery import SharedJournal
 
         return SharedJournal(place)
     from oomguard.journal.store import Journal
