@@ -29,7 +29,7 @@ from oomguard.engines.protocol import Insight
 from oomguard.engines.unwrap_command import inner_commands
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.remedy.policy import LeastValue, with_needed
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from oomguard.scan.incidents import with_label
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.start_attempt import StartedEngine, changes_with
 from oomguard.probe.host import Cgroup, read_cgroup
 from oomguard.remedy.policy import Policy, is_out_of_question, with_needed
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 
 if TYPE_CHECKING:
     from oomguard.analyst.output import ParsedOutput

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard import retry
 from oomguard.analyst.nested_run import innermost_command
 from oomguard.core.incident import Attempt, Incident, Patch
 from oomguard.core.log import get_logger
@@ -30,8 +31,7 @@ from oomguard.engines.protocol import Launcher
 from oomguard.engines.server import ListenAddress, address_of
 from oomguard.probe.nvml import Device
 from oomguard.report.presentable import process_list
-from oomguard.retry import memory_wait
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from oomguard.supervisor.tree import pids
 
 # An attempt that failed sooner than this did not serve. kubelet also forgets restarts after ten
@@ -387,7 +387,7 @@ class RestartGate:
         else:
             path = address.path
         self._had_socket = path is not None and _is_older(path, began_at)
-        self._devices = memory_wait.devices_by_index()
+        self._devices = retry.devices_by_index()
         self._began_s = time.monotonic()
 
     def permits_next(
@@ -492,9 +492,9 @@ class RestartGate:
 
     def _wait_for_memory(self, devices: Collection[int] | None) -> None:
         log = get_logger()
-        limit_s = min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
+        limit_s = min(retry.FREE_LIMIT_S, max(0.0, self._ledger.time_left_s()))
         before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
-        held = memory_wait.wait_until_free(before, self.stopped, limit_s=limit_s)
+        held = retry.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
             log.warning("Memory is still in use after the failed attempt", held=held)
 
