@@ -138,8 +138,7 @@ def show_fleet(
     Raises:
         InputError: if the journal cannot be read.
     """
-    from oomguard.journal.known_good import known_settings
-    from oomguard.journal.queries import open_journal
+    from oomguard.journal.queries import known_settings, open_journal
     from oomguard.report.history import known_settings_json, print_known_settings
 
     with open_journal(place) as database:

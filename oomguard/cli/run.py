@@ -45,15 +45,14 @@ from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR
 from oomguard.supervisor.options import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment
+    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
     from oomguard.analyst.attempt_loop import AttemptLoop
-    from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import Link, ReceivedSignals
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.core.incident import Patch
     from oomguard.engines.command import Launch
-    from oomguard.journal.shared import SharedJournal
+    from oomguard.journal.delivery import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.remedy.policy import Policy
 
@@ -183,7 +182,7 @@ class NoCluster:
     @property
     def coordinator(self) -> Coordinator:
         """A coordinator without other ranks."""
-        from oomguard.analyst.coordination import NoCoordinator
+        from oomguard.analyst.attempt_hooks import NoCoordinator
 
         return NoCoordinator()
 
@@ -799,7 +798,7 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
         InputError: if the journal cannot be used.
     """
     if isinstance(place, JournalUrl):
-        from oomguard.journal.shared import SharedJournal
+        from oomguard.journal.delivery import SharedJournal
 
         return SharedJournal(place)
     from oomguard.journal.store import Journal

@@ -801,7 +801,7 @@ class Health:
 
         If another process listens there, log it and return False.
         """
-        from oomguard.analyst.listeners import listening_at
+        from oomguard.analyst.restart_gate import listening_at
 
         found = {}
         for bound, pids in listening_at(address).items():

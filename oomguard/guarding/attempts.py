@@ -28,7 +28,7 @@ from oomguard.probe import torch_memory
 from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 
 # The settings with which a loop succeeded after a failure, by its line and its first settings.
 _ran_with: Final[

@@ -171,7 +171,7 @@ class StartRun:
     """
 
     def __init__(self, owner: GuardEvents, start: WatchedStart, source: str) -> None:
-        from oomguard.retry.ledger import Ledger
+        from oomguard.retry import Ledger
 
         self._owner = owner
         self._start = start
@@ -278,11 +278,11 @@ class StartRun:
 
         A change that cannot be made ends the run as a failed attempt, not as an exception.
         """
+        from oomguard import retry
         from oomguard.engines.start_attempt import StartResult
-        from oomguard.retry import memory_wait
 
         with _keeping_quiet("reading the devices"):
-            self._devices = self._devices or memory_wait.devices_by_index()
+            self._devices = self._devices or retry.devices_by_index()
         try:
             return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:
@@ -330,13 +330,11 @@ class StartRun:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        from oomguard.retry import memory_wait
+        from oomguard import retry
 
         with _keeping_quiet("cleaning up"):
             self._start.clean_up()
-            if self._ledger.pending and (
-                held := memory_wait.wait_until_free(self._devices, self._stops)
-            ):
+            if self._ledger.pending and (held := retry.wait_until_free(self._devices, self._stops)):
                 get_logger().warning("memory is still held after the failed attempt", held=held)
 
     def _stops(self) -> bool:

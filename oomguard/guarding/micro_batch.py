@@ -42,7 +42,7 @@ from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradi
 from oomguard.probe import torch_memory
 from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
 from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CallModel
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from oomguard.scan.exceptions import may_be_oom
 
 # Arguments that a call changes as it runs, and that cannot be restored.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.coordination import AttemptReport, Verdict
+from oomguard.analyst.attempt_hooks import AttemptReport, Verdict
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.cluster.ranks.barrier import (
     LEADER,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.known_good import KnownGood, known_to_work, last_run
-from oomguard.journal.queries import forget, open_journal
+from oomguard.journal.queries import KnownGood, forget, known_to_work, last_run, open_journal
 from oomguard.journal.store import AttemptRow, Journal, RunIdentity
 
 H100 = RunIdentity("vllm", "0.33.0", "m", "H100")

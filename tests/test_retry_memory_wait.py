@@ -9,10 +9,10 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
+from oomguard import retry
 from oomguard.probe import nvml
 from oomguard.probe.nvml import Device
-from oomguard.retry import memory_wait
-from oomguard.retry.memory_wait import wait_until_free
+from oomguard.retry import wait_until_free
 
 GIB = 2**30
 
@@ -26,7 +26,7 @@ def answers(monkeypatch):
     """What the driver says, one answer a call, the last one from then on."""
     told = []
     monkeypatch.setattr(nvml, "devices", lambda: told.pop(0) if len(told) > 1 else told[0])
-    monkeypatch.setattr(memory_wait, "POLL_S", 0.001)
+    monkeypatch.setattr(retry, "FREE_POLL_S", 0.001)
     return told
 
 
@@ -107,7 +107,7 @@ def test_a_stop_ends_the_wait(answers):
 
 
 def test_a_long_wait_is_announced_once_with_the_memory_in_use(answers, monkeypatch):
-    monkeypatch.setattr(memory_wait, "ANNOUNCE_AFTER_S", 0.01)
+    monkeypatch.setattr(retry, "ANNOUNCE_AFTER_S", 0.01)
     answers.append((device(14.0),))
     with capture_logs() as events:
         wait([device(20.0)], limit_s=0.05)

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import uuid
 
-from oomguard.journal.liveness import LivenessLock, is_alive
+from oomguard.journal.store import LivenessLock, is_alive
 
 HERE = platform.node()
 HOLDER = """
 import subprocess, sys
-from oomguard.journal.liveness import LivenessLock
+from oomguard.journal.store import LivenessLock
 lock = LivenessLock(sys.argv[1])
 print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
 sys.stdin.read()

@@ -21,11 +21,10 @@ from oomguard.core.past_runs import PastRun
 from oomguard.journal import outbox
 from oomguard.journal.codec import AttemptRow, RunIdentity
 from oomguard.journal.database import SCHEMA_VERSION
-from oomguard.journal.known_good import known_to_work
+from oomguard.journal.delivery import SharedJournal
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import deliver, deliver_abandoned, require_tables, waiting
-from oomguard.journal.queries import RunQuery, open_journal, past_runs, remove_old
-from oomguard.journal.shared import SharedJournal
+from oomguard.journal.queries import RunQuery, known_to_work, open_journal, past_runs, remove_old
 from oomguard.journal.store import Journal
 from support.supervising import LIMIT_S
 
@@ -36,7 +35,7 @@ WRITER = """
 import sys
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.codec import AttemptRow
-from oomguard.journal.shared import SharedJournal
+from oomguard.journal.delivery import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
 for number in range(1, 10**6):
     journal.begin(AttemptRow(sys.argv[2], number, ["x"], {}, []))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.remedy.policy import Policy
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from oomguard.rules.rule_files import RuleSet
 from support.each import each
 
