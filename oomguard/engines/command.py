@@ -15,8 +15,7 @@ from oomguard.core.facts import FactValue
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, Patch, SettingInForce
 from oomguard.core.setting_spellings import Surface, flag_words, grammar, surface, surfaces
-from oomguard.core.settings import SETTINGS
-from oomguard.engines.start_attempt import EngineChange, StartedEngine, changes_with, failed_model
+from oomguard.core.settings import SETTINGS, value_in_force
 from oomguard.engines.unwrap_command import Edit, Unread, replaced
 
 _LONG: Final = "--"
@@ -198,6 +197,91 @@ def merged_object(parts: Sequence[tuple[tuple[str, ...], str]]) -> str:
             inner = below
         inner[keys[-1]] = value
     return json.dumps(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """An engine that a program started, as its plugin reported it.
+
+    Settings are by canonical name.
+
+    Attributes:
+        model: the model, as the program named it; None if it was not reported.
+        order: its number among the engines of its process, from 1.
+        process: the id of the process that started it.
+        arguments: what the program gave it; None if it was not reported.
+        in_effect: the effective settings in its configuration.
+        changed: the settings that oomguard changed.
+    """
+
+    model: str | None
+    order: int
+    process: int
+    arguments: Mapping[str, FactValue] | None = None
+    in_effect: Mapping[str, FactValue] = field(default_factory=dict)
+    changed: Mapping[str, FactValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChange:
+    """New settings for the engines of one model, or for one engine.
+
+    ``model`` None: any model. ``order`` None: any engine.
+    """
+
+    model: str | None
+    order: int | None
+    settings: Mapping[str, FactValue]
+
+    def reaches(self, model: str | None, order: int | None) -> bool:
+        """Return whether the change may be for an engine; None means unknown."""
+        same_model = self.model is None or model is None or self.model == model
+        return same_model and (self.order is None or order is None or self.order == order)
+
+
+def failed_model(incident: Incident) -> str | None:
+    """Return the model of the failed engine, as the engine printed it; None if it did not."""
+    known = value_in_force("model", incident.settings, incident.facts)
+    if known is not None and isinstance(known[0], str):
+        return known[0]
+    return None
+
+
+def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> StartedEngine | None:
+    """Return the engine that failed; None if several are possible.
+
+    A failed start is the last one. Among serving engines only the model can identify it.
+    """
+    model = failed_model(incident)
+    if incident.is_at_start:
+        last = started[-1:]
+        if last and (model is None or last[0].model in {None, model}):
+            return last[0]
+        return None
+    same = [engine for engine in started if model is None or engine.model in {None, model}]
+    if len(same) == 1:
+        return same[0]
+    return None
+
+
+def changes_with(
+    changes: Sequence[EngineChange],
+    incident: Incident,
+    started: Sequence[StartedEngine],
+    new: Mapping[str, FactValue],
+) -> tuple[EngineChange, ...]:
+    """Return the changes with new settings for the failed engine, and the others unchanged."""
+    engine = failed_engine(incident, started)
+    several = len(started) > 1 and len({engine.process for engine in started}) == 1
+    model = failed_model(incident)
+    order = engine.order if engine is not None and several else None
+    same = next(
+        (change for change in changes if (change.model, change.order) == (model, order)), None
+    )
+    if same is None:
+        return (*changes, EngineChange(model, order, dict(new)))
+    joined = EngineChange(model, order, {**same.settings, **new})
+    return tuple(joined if change is same else change for change in changes)
 
 
 @dataclass(frozen=True, slots=True)

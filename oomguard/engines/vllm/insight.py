@@ -20,9 +20,8 @@ from typing import Any, Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
-from oomguard.engines.command import AllFlags, Launch, all_flags
+from oomguard.engines.command import AllFlags, Launch, StartedEngine, all_flags
 from oomguard.engines.protocol import StartKey
-from oomguard.engines.start_attempt import StartedEngine
 from oomguard.engines.unwrap_command import InnerCommand, inner_commands
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.environment import set_by_variable

@@ -11,7 +11,7 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_regular
 from oomguard.core.setting_spellings import surfaces
-from oomguard.engines.start_attempt import StartedEngine
+from oomguard.engines.command import StartedEngine
 from oomguard.engines.vllm.in_process.message_receiver import lines_of
 from oomguard.scan.source import Line
 

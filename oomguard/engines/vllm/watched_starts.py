@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from oomguard.engines.start_attempt import StartHandler
+    from oomguard.engines.protocol import StartHandler
 
 # Module, and function in it.
 WATCHED: Final = (

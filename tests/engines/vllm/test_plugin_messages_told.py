@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import EngineChange
+from oomguard.engines.command import EngineChange, Launch
 from oomguard.engines.vllm import insight, plugin
 from oomguard.engines.vllm import launch as vllm
 from oomguard.engines.vllm.plugin_messages import reported_arguments, reported_engines

@@ -16,7 +16,7 @@ from typing import Any, Final
 from oomguard.core.incident import SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.partial_results import Partial
-from oomguard.engines.start_attempt import RestartedEngine
+from oomguard.engines.protocol import RestartedEngine
 from oomguard.engines.vllm.in_process.requests import UnfinishedRequests
 from oomguard.probe.host import Cgroup, read_cgroup
 

@@ -33,7 +33,7 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import RestartedEngine, RestartEngine, StartResult
+from oomguard.engines.protocol import RestartedEngine, RestartEngine, StartResult
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.in_process import message_sender, step_recovery
 from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits

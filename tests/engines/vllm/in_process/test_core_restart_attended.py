@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.engines.start_attempt import RestartedEngine
+from oomguard.engines.protocol import RestartedEngine
 from oomguard.engines.vllm.in_process import core_client
 from oomguard.engines.vllm.in_process.core_restart import (
     can_restart_core,
