@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -54,21 +54,17 @@ class _Known:
 @functools.cache
 def _known(engine: str) -> _Known:
     rows = surfaces(engine)
-    spellings = [(name, own) for name, newest in rows.items() for own in (newest, *newest.others)]
+    sets: dict[str, str] = {}
+    off: dict[str, str] = {}
     inside: dict[str, dict[str, str]] = {}
-    for name, own in rows.items():
-        for flag, key in own.inside:
+    for name, newest in rows.items():
+        for own in (newest, *newest.others):
+            sets |= dict.fromkeys((*own.flags, *own.aliases), name)
+            if own.off_flag and SETTINGS[name].type == "bool":
+                off[own.off_flag] = name
+        for flag, key in newest.inside:
             inside.setdefault(flag, {})[key] = name
-    return _Known(
-        {flag: name for name, own in spellings for flag in (*own.flags, *own.aliases)},
-        {
-            own.off_flag: name
-            for name, own in spellings
-            if own.off_flag and SETTINGS[name].type == "bool"
-        },
-        inside,
-        rows,
-    )
+    return _Known(sets, off, inside, rows)
 
 
 def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterator[Flag]:
@@ -88,7 +84,9 @@ def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterato
         found = _flag_at(words, at, known, engine, own=own)
         if found is not None:
             yield found
-        at = max(at + 1, found.end if found is not None and found.text is not None else 0)
+        at += 1
+        if found is not None and found.text is not None:
+            at = max(at, found.end)
 
 
 def _flag_at(
@@ -138,11 +136,16 @@ def _unabbreviated(spelled: str, known: _Known, whole: Sequence[str]) -> str | N
     """Return the full flag for a unique prefix, as argparse finds it; None if it is ambiguous."""
     if spelled in whole or len(spelled) <= len(_LONG) or not spelled.startswith(_LONG):
         return None
-    flags = [flag for flag in (*known.sets, *known.off, *known.inside) if flag.startswith(spelled)]
+    flags = _starting_with(spelled, (*known.sets, *known.off, *known.inside))
+    # Several spellings of one setting are not ambiguous.
     meant = {known.sets.get(flag, flag) for flag in flags}
     if len(meant) == 1:
         return flags[0]
     return None
+
+
+def _starting_with(beginning: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(beginning)]
 
 
 def _end_of_values(words: Sequence[str], at: int, *, many: bool) -> int:
@@ -258,7 +261,10 @@ def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> Start
         if last and (model is None or last[0].model in {None, model}):
             return last[0]
         return None
-    same = [engine for engine in started if model is None or engine.model in {None, model}]
+    same = []
+    for engine in started:
+        if model is None or engine.model in {None, model}:
+            same.append(engine)
     if len(same) == 1:
         return same[0]
     return None
@@ -274,14 +280,15 @@ def changes_with(
     engine = failed_engine(incident, started)
     several = len(started) > 1 and len({engine.process for engine in started}) == 1
     model = failed_model(incident)
-    order = engine.order if engine is not None and several else None
-    same = next(
-        (change for change in changes if (change.model, change.order) == (model, order)), None
-    )
-    if same is None:
-        return (*changes, EngineChange(model, order, dict(new)))
-    joined = EngineChange(model, order, {**same.settings, **new})
-    return tuple(joined if change is same else change for change in changes)
+    order = None
+    if engine is not None and several:
+        order = engine.order
+    joined = list(changes)
+    for index, change in enumerate(changes):
+        if (change.model, change.order) == (model, order):
+            joined[index] = EngineChange(model, order, {**change.settings, **new})
+            return tuple(joined)
+    return (*changes, EngineChange(model, order, dict(new)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +321,9 @@ def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
     """Return the launch with the version and the model that the failed engine printed."""
     # If the engine did not print its model, the change must be possible for every model.
     model = failed_model(incident)
-    models = () if model is None else tuple(dict.fromkeys((*launch.engine_models, model)))
+    models: tuple[str, ...] = ()
+    if model is not None:
+        models = tuple(dict.fromkeys((*launch.engine_models, model)))
     return replace(
         launch,
         engine_version=incident.framework_version or launch.engine_version,
@@ -326,24 +335,26 @@ def with_change(
     launch: Launch, incident: Incident, started: Sequence[StartedEngine], patches: Sequence[Patch]
 ) -> Launch:
     """Return the launch with patches for the failed engine, and other engines unchanged."""
-    new = {patch.setting: patch.new for patch in patches if patch.new is not None}
-    if new:
-        changes = changes_with(launch.engine_changes, incident, started, new)
-    else:
-        changes = launch.engine_changes
+    new: dict[str, FactValue] = {}
+    for patch in patches:
+        if patch.new is not None:
+            new[patch.setting] = patch.new
+    if not new:
+        return launch
+    changes = changes_with(launch.engine_changes, incident, started, new)
     return replace(launch, engine_changes=changes)
 
 
 def without_changes(launch: Launch, names: Collection[str]) -> Launch:
     """Return the launch without changes of these settings."""
-    left = (
-        replace(
-            change,
-            settings={name: value for name, value in change.settings.items() if name not in names},
-        )
-        for change in launch.engine_changes
-    )
-    return replace(launch, engine_changes=tuple(change for change in left if change.settings))
+    left = []
+    for change in launch.engine_changes:
+        settings = dict(change.settings)
+        for name in names:
+            settings.pop(name, None)
+        if settings:
+            left.append(replace(change, settings=settings))
+    return replace(launch, engine_changes=tuple(left))
 
 
 def settings_given(
@@ -422,12 +433,11 @@ def flag_edits(
     new = flag_words(name, value, engine, version)
     if new is None:
         raise KeyError(name)
-    flags = [
-        flag
-        for flag in flags_in(words, engine, own=own)
-        if flag.name == name and not flag.is_inside
-    ]
-    edits = [Edit(flag.start, flag.end, ()) for flag in flags]
+    edits = []
+    for flag in flags_in(words, engine, own=own):
+        # A key inside a JSON object stays: the engine lets the flag override it.
+        if flag.name == name and not flag.is_inside:
+            edits.append(Edit(flag.start, flag.end, ()))
     if at_end or not edits:
         return [*edits, Edit(len(words), len(words), tuple(new))]
     return [*edits[:-1], replace(edits[-1], words=tuple(new))]
@@ -479,7 +489,7 @@ class AllFlags:
         if not name or self._is_flag(name):
             return name or None
         switches = (_OFF + switch for switch in self.alone)
-        begun = [known for known in (*self.names, *switches) if known.startswith(name)]
+        begun = _starting_with(name, (*self.names, *switches))
         if len(begun) == 1:
             return begun[0]
         return None
@@ -508,9 +518,12 @@ def all_flags(engine: str) -> AllFlags:
     """Return the flags of an engine that has a flags.toml."""
     file = Path(__file__).parent / engine / "flags.toml"
     (table,) = read_tables("all_flags", [file]).values()
-    alone, perhaps, one, many = (
-        frozenset(table[kind]) for kind in ("alone", "perhaps", "one", "many")
-    )
     return AllFlags(
-        alone, perhaps, one, many, table["short"], table["takes_memory"], table["means"]
+        frozenset(table["alone"]),
+        frozenset(table["perhaps"]),
+        frozenset(table["one"]),
+        frozenset(table["many"]),
+        table["short"],
+        table["takes_memory"],
+        table["means"],
     )

@@ -6,7 +6,7 @@ Each engine is a folder here. Its files say what it can do; only those that appl
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
 - ``placement.toml``: how the engine gets a device, and what it logs once it has started
   (read by devices.py).
-- ``effects.toml``: its servers, caches, and log lines of requests (read by side_effects.py).
+- ``effects.toml``: its servers, caches, and log lines of requests (read by server.py).
 - ``insight.py``: the functions of ``Insight``, for an engine that shows more than its log.
 - ``watched_calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in
   this process; each call is a ``WatchedCall``.
@@ -407,11 +407,14 @@ class StartKey:
 
     def is_same(self, other: StartKey, but: Collection[str]) -> bool:
         """Return whether both keys are the same, apart from the settings in ``but``."""
-        mine, theirs = (
-            {name: value for name, value in one.items() if name not in but}
-            for one in (self.settings, other.settings)
-        )
-        return mine == theirs and self.others == other.others
+        if self.others != other.others:
+            return False
+        for name in (self.settings.keys() | other.settings.keys()) - set(but):
+            if name not in self.settings or name not in other.settings:
+                return False
+            if self.settings[name] != other.settings[name]:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,13 @@ def launcher_of(launch: Launch) -> Launcher:
     for engine in launchers():
         if engine.is_own_command(launch.argv):
             return engine
-    return next(engine for engine in launchers() if engine.reaches_scripts())
+    # Exactly one engine changes scripts from inside: the plugin of vLLM.
+    (engine,) = filter(_reaches_scripts, launchers())
+    return engine
+
+
+def _reaches_scripts(engine: Launcher) -> bool:
+    return engine.reaches_scripts()
 
 
 def shelf() -> Shelf | None:

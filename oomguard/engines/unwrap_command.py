@@ -78,7 +78,8 @@ def simple_commands(text: str) -> list[list[ShellWord]]:
     Empty if the text cannot be read.
     """
     try:
-        return [words for words in _commands(text) if words]
+        # An empty line, or `;;`, has no words.
+        return list(filter(None, _commands(text)))
     except _NotPlainError:
         return []
 
@@ -419,28 +420,28 @@ def _in_shell(command: InnerCommand, table: Mapping[str, Any]) -> Iterator[Inner
             and word not in table["values"]
         ):
             return
-        at += 2 if word in table["values"] else 1
+        if word in table["values"]:
+            at += 2
+        else:
+            at += 1
 
 
 def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
     text = command.args[index]
     moved = command.is_elsewhere
     variables = dict(command.variables)
-    for words in [] if isinstance(text, Unread) else simple_commands(text):
+    if isinstance(text, Unread):
+        return
+    for words in simple_commands(text):
         values = tuple(word.value for word in words)
-        first = next(
-            (i for i, value in enumerate(values) if not _is_assignment(value)), len(values)
-        )
-        found = {
-            m.group(1): m.group(2)
-            for value in values[:first]
-            if (m := _ASSIGNMENT.fullmatch(value))
-        }
+        first = 0
+        while first < len(values) and _is_assignment(values[first]):
+            first += 1
+        # Assignments alone, or after `export`, last for the commands that follow.
         if first == len(values) or values[0] == "export":
-            variables |= {
-                m.group(1): m.group(2) for value in values if (m := _ASSIGNMENT.fullmatch(value))
-            }
+            variables |= _assignments(values)
             continue
+        found = _assignments(values[:first])
         moved = moved or values[0] in {"cd", "pushd"}
         change = functools.partial(_changed_text, command.change, index, text, tuple(words))
         setter = functools.partial(_assigned, change, first)
@@ -450,6 +451,16 @@ def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
             "", values, change, given, setter, without, command.has_no_others, moved
         )
         yield _behind(inner, first)
+
+
+def _assignments(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that words assign; other words are skipped."""
+    found: dict[str, str] = {}
+    for word in words:
+        match = _ASSIGNMENT.fullmatch(word)
+        if match is not None:
+            found[match.group(1)] = match.group(2)
+    return found
 
 
 def _is_assignment(value: str) -> bool:

@@ -52,18 +52,22 @@ def one_engine(file: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _engines(file: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    # The arguments of an application, alone or inside a whole file.
+    holders: list[Any] = [file]
     applications = file.get(_APPLICATIONS)
     if isinstance(applications, list):
-        of_each = applications
-    else:
-        of_each = []
-    for args in (file, *(app.get("args") for app in of_each if isinstance(app, Mapping))):
-        if not isinstance(args, Mapping):
+        for application in applications:
+            if isinstance(application, Mapping):
+                holders.append(application.get("args"))
+    for holder in holders:
+        if not isinstance(holder, Mapping):
             continue
-        if isinstance(args.get(_MANY), list):
-            yield from ((args[_MANY], index) for index in range(len(args[_MANY])))
-        if _ONE in args:
-            yield args, _ONE
+        several = holder.get(_MANY)
+        if isinstance(several, list):
+            for index in range(len(several)):
+                yield several, index
+        if _ONE in holder:
+            yield holder, _ONE
 
 
 def _name(config: Any) -> str:
@@ -125,7 +129,8 @@ def _patched(config: C, changed: Mapping[str, FactValue]) -> C:
             values = {**config, **changed}
         return cast("C", values if type(config) is dict else type(config)(values))  # type: ignore[call-arg]
     arguments = _joined(config, getattr(config, _FIELD, _NONE), changed)
-    if hasattr(config, "model_copy"):  # both are pydantic models
+    # Both of Ray's configurations are pydantic models.
+    if hasattr(config, "model_copy"):
         return config.model_copy(update={_FIELD: arguments})  # type: ignore[no-any-return]
     made = copy.copy(config)
     setattr(made, _FIELD, arguments)
@@ -197,7 +202,11 @@ def _settings(
     if incident is None:
         return {}
     chosen = next_patches(incident, lambda name: surface(name, _ENGINE, version).kwarg is not None)
-    return {patch.setting: patch.new for patch in chosen if patch.new is not None}
+    changed: dict[str, FactValue] = {}
+    for patch in chosen:
+        if patch.new is not None:
+            changed[patch.setting] = patch.new
+    return changed
 
 
 _PACKAGE: Final = Path(__file__).absolute().parents[2]
@@ -232,11 +241,15 @@ def ray_runtime_env(
     """
     made = dict(base or {})
     given = {str(name): str(value) for name, value in (made.get("env_vars") or {}).items()}
-    variables = {name: os.environ[name] for name in _HANDED_ON if os.environ.get(name)}
+    variables = {}
+    for name in _HANDED_ON:
+        if os.environ.get(name):
+            variables[name] = os.environ[name]
     if patches is not None and (changed := arguments_of(patches, engine_version)):
         variables[plugin.OVERRIDES] = json.dumps(changed)
     allowed = given.get(_ALLOWED, os.environ.get(_ALLOWED))
-    if allowed is not None:  # join the user's allow-list, but never create one
+    # Join the user's allow-list, but never create one: it would turn other plugins off.
+    if allowed is not None:
         given[_ALLOWED] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN]))
     made["env_vars"] = {**variables, **given}
     if ship:

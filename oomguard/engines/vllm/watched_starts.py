@@ -35,8 +35,11 @@ def watch(handler: StartHandler) -> None:
     _handlers.append(handler)
     import wrapt
 
-    for module in dict.fromkeys(module for module, _ in WATCHED):
-        wrap = functools.partial(_wrap, [name for own, name in WATCHED if own == module])
+    functions: dict[str, list[str]] = {}
+    for module, name in WATCHED:
+        functions.setdefault(module, []).append(name)
+    for module, names in functions.items():
+        wrap = functools.partial(_wrap, names)
         if module in sys.modules:
             # import_module waits if another thread is still importing it.
             wrap(importlib.import_module(module))

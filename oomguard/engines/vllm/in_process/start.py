@@ -34,23 +34,25 @@ from oomguard.core.log import get_logger
 from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import RestartedEngine, RestartEngine, StartResult
-from oomguard.engines.vllm.environment import set_by_variable
+from oomguard.engines.vllm.command import set_by_variable
 from oomguard.engines.vllm.in_process import message_sender, step_recovery
-from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits
 from oomguard.engines.vllm.in_process.core_restart import (
+    RestartingClient,
     can_restart_core,
     install_restarting_client,
+    step_limits,
 )
 from oomguard.engines.vllm.in_process.message_receiver import (
     MessageReceiver,
     is_same,
     last_tracebacks,
     lines_of,
+    reported_arguments,
     requests_in_last_step,
     segments_of,
+    settings_of,
 )
 from oomguard.engines.vllm.plugin import GROUP, LISTENER, STEP_RECOVERY, fitting, is_plain
-from oomguard.engines.vllm.plugin_messages import reported_arguments, settings_of
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
 from oomguard.scan.effective_settings import ARGUMENTS
