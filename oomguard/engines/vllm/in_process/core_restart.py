@@ -118,11 +118,9 @@ def why_lost(
     """Return why a request cannot continue after a restart; None if it can."""
     if is_session:
         return "it was sent in several parts, and the engine that received them is gone"
-    if any(
-        one.data is None and one.mm_hash not in features
-        for one in getattr(asked, "mm_features", None) or ()
-    ):
-        return "its image was sent with an earlier request, and the engine that received it is gone"
+    for one in getattr(asked, "mm_features", None) or ():
+        if one.data is None and one.mm_hash not in features:
+            return "an earlier request had sent its image, to the engine that is gone"
     params = asked.sampling_params
     if not done_tokens or params is None or _is_repeatable(params):
         return None
@@ -137,15 +135,15 @@ def follows_from_tokens(asked: Any) -> bool:
     if not _has_plain_prompt(asked) or (params.temperature and params.seed is not None):
         return False
     plain = type(params)()
-    set_too = (
-        name
-        for name in type(params).__struct_fields__
-        if name not in _OF_ONE_STEP and not name.startswith("_")
-    )
-    values = ((getattr(params, name), getattr(plain, name)) for name in set_too)
-    return all(
-        value == default or (_is_off(value) and _is_off(default)) for value, default in values
-    )
+    # A parameter that oomguard does not know may depend on anything, so its value must be the
+    # default.
+    for name in set(type(params).__struct_fields__) - _OF_ONE_STEP:
+        value = getattr(params, name)
+        default = getattr(plain, name)
+        is_same = value == default or (_is_off(value) and _is_off(default))
+        if not is_same and not name.startswith("_"):
+            return False
+    return True
 
 
 def _is_off(value: Any) -> bool:
@@ -257,9 +255,10 @@ class UnfinishedRequests:
 
     def take(self, outputs: Any) -> Any:
         """Record what an engine's outputs deliver, and return them without repeated tokens."""
-        outputs.outputs = [output for output in outputs.outputs if self._delivers(output)]
+        outputs.outputs = list(filter(self._delivers, outputs.outputs))
+        # The callers of the finished pooling requests have received their vectors.
         if self._vectors and not self._requests and not self._failed:
-            self._vectors.clear()  # their callers have received them
+            self._vectors.clear()
         return outputs
 
     def _delivers(self, output: Any) -> bool:
@@ -284,7 +283,7 @@ class UnfinishedRequests:
 
     def differing(self) -> list[str]:
         """Return the requests whose repetition gave other tokens."""
-        return [name for name, found in self._requests.items() if found.differs]
+        return list(filter(lambda name: self._requests[name].differs, self._requests))
 
     def begin_again(self, *, alone: bool, suspects: Collection[str] = ()) -> list[Any]:
         """Return the requests to send to a restarted engine.
@@ -295,14 +294,17 @@ class UnfinishedRequests:
                 are suspects. The other requests wait for them.
         """
         self.progressed = False
-        named = [name for name in self._requests if name in suspects]
-        for name in named:
-            self._requests[name].deaths += 1
-        again = [name for name in named if self._requests[name].deaths >= _SUSPECT_AFTER]
+        named = []
+        again = []
+        for name, request in self._requests.items():
+            if name in suspects:
+                named.append(name)
+                request.deaths += 1
+                if request.deaths >= _SUSPECT_AFTER:
+                    again.append(name)
+        earlier: list[str] = []
         if self._is_alone:
-            earlier = [name for name in self._suspects if name in self._requests]
-        else:
-            earlier = []
+            earlier = list(filter(self._requests.__contains__, self._suspects))
         is_found = self._is_alone and self._running not in self._requests
         self._running = None
         if is_found or (self._is_alone and not named):
@@ -315,7 +317,8 @@ class UnfinishedRequests:
         self._is_alone = bool(self._suspects)
         if not self._is_alone:
             return [self._resumed(name) for name in self._requests]
-        self._held = [name for name in self._requests if name not in self._suspects]
+        # In the order in which they came.
+        self._held = list(filter(lambda name: name not in self._suspects, self._requests))
         return self.next()
 
     def next(self) -> list[Any]:
@@ -329,7 +332,7 @@ class UnfinishedRequests:
         self._is_alone = False
         held = self._held
         self._held = []
-        return [self._resumed(name) for name in held if name in self._requests]
+        return [self._resumed(name) for name in filter(self._requests.__contains__, held)]
 
     def lost(self, *, most_tokens: int | None = None) -> dict[str, str]:
         """Return the requests that cannot continue, each with the reason.
@@ -365,12 +368,12 @@ class UnfinishedRequests:
 
     def _features(self) -> dict[str, Any]:
         """Return the media of unfinished requests by hash; an engine receives each only once."""
-        features = (
-            one
-            for found in self._requests.values()
-            for one in getattr(found.asked, "mm_features", None) or ()
-        )
-        return {one.mm_hash: one.data for one in features if one.data is not None}
+        features = {}
+        for found in self._requests.values():
+            for one in getattr(found.asked, "mm_features", None) or ():
+                if one.data is not None:
+                    features[one.mm_hash] = one.data
+        return features
 
     def _resumed(self, name: str) -> Any:
         found = self._requests[name]
@@ -462,15 +465,13 @@ _OF_A_STEP: Final = ("max_num_batched_tokens", "max_num_seqs")
 
 def step_limits(engine: Any) -> dict[str, SettingInForce]:
     """Return the effective settings that limit a step, as far as the engine has them."""
-    found = {
-        name: getattr(getattr(engine.vllm_config, "scheduler_config", None), name, None)
-        for name in _OF_A_STEP
-    }
-    return {
-        name: SettingInForce(name, value, False, "engine")
-        for name, value in found.items()
-        if isinstance(value, int)
-    }
+    config = getattr(engine.vllm_config, "scheduler_config", None)
+    found = {}
+    for name in _OF_A_STEP:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            found[name] = SettingInForce(name, value, False, "engine")
+    return found
 
 
 def update_front_end(engine: Any, fresh: Any) -> None:
@@ -622,7 +623,7 @@ class RestartingClient:
         """
         for name, why in failed.items():
             get_logger().warning("a request failed", request=name, because=why)
-        of_tokens = [name for name in failed if self.unfinished.is_of_tokens(name)]
+        of_tokens = list(filter(self.unfinished.is_of_tokens, failed))
         for name in failed.keys() - of_tokens:
             self.unfinished.fail(name)
             self.fail(name, error or engine_dead_error())

@@ -8,6 +8,8 @@ failure. `oomguard run` reads the plugin's files instead.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import re
@@ -40,7 +42,7 @@ _SCHEDULED: Final = re.compile(r"scheduler output.*\bnum_scheduled_tokens=\{([^}
 
 def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[Line, ...]:
     """Return all records as lines of a log, followed by those of the start's exception."""
-    texts = [text for row in rows for text in _texts(row)]
+    texts = list(itertools.chain.from_iterable(map(_texts, rows)))
     if error is not None:
         texts += [line.text for line in exception_lines(error)]
     return _numbered(texts)
@@ -48,22 +50,30 @@ def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[L
 
 def last_tracebacks(rows: Sequence[Row]) -> tuple[Line, ...]:
     """Return the traceback with which each process ended, except the one that starts the engine."""
-    last = {row.get("pid"): row for row in rows if row.get("process") and row.get("traceback")}
-    return _numbered([text for row in last.values() for text in _texts(row)])
+    last: dict[Any, Row] = {}
+    for row in rows:
+        # The process that starts the engine sends no name; its exception is known.
+        if row.get("process") and row.get("traceback"):
+            last[row.get("pid")] = row
+    return _numbered(itertools.chain.from_iterable(map(_texts, last.values())))
 
 
 def segments_of(rows: Iterable[Row]) -> list[str]:
     """Return the names of the shared memory segments that the processes made."""
-    return [row["segment"] for row in rows if isinstance(row.get("segment"), str)]
+    segments = [row.get("segment") for row in rows]
+    return [one for one in segments if isinstance(one, str)]
 
 
 def requests_in_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the requests of the step in which an engine died, as vLLM logged them."""
-    texts = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
-    found = next((match for text in texts if (match := _SCHEDULED.search(text))), None)
-    if found is None:
-        return ()
-    return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
+    for row in reversed(rows):
+        text = row.get("text")
+        if not isinstance(text, str):
+            continue
+        found = _SCHEDULED.search(text)
+        if found is not None:
+            return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
+    return ()
 
 
 def _texts(row: Row) -> Iterator[str]:
@@ -290,8 +300,7 @@ _LIMITS: Final = ("process_data_limit_bytes", "host_available_bytes")
 
 def reported_arguments() -> list[str]:
     """Return the argument names that the plugin is to report: those of known settings only."""
-    rows = [own for newest in surfaces(_ENGINE).values() for own in (newest, *newest.others)]
-    return list(dict.fromkeys(own.kwarg for own in rows if own.kwarg is not None))
+    return list(_setting_by_argument())
 
 
 def reported_engines(path: Path) -> tuple[StartedEngine, ...]:
@@ -310,20 +319,23 @@ def reported_engines(path: Path) -> tuple[StartedEngine, ...]:
             known = found.setdefault((int(row["pid"]), int(row.get("order", 1))), {})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-        known |= {
-            key: value for key, value in row.items() if key == "model" or isinstance(value, dict)
-        }
-    return tuple(
-        StartedEngine(
-            row["model"] if isinstance(row.get("model"), str) else None,
-            order,
-            process,
-            settings_of(row["arguments"]) if "arguments" in row else None,
-            settings_of(row.get("config", {})),
-            settings_of(row.get("applied", {})),
-        )
-        for (process, order), row in found.items()
-    )
+        for key, value in row.items():
+            if key == "model" or isinstance(value, dict):
+                known[key] = value
+    return tuple(itertools.starmap(_started_engine, found.items()))
+
+
+def _started_engine(place: tuple[int, int], row: Mapping[str, Any]) -> StartedEngine:
+    process, order = place
+    model = None
+    if isinstance(row.get("model"), str):
+        model = row["model"]
+    arguments = None
+    if "arguments" in row:
+        arguments = settings_of(row["arguments"])
+    in_effect = settings_of(row.get("config", {}))
+    changed = settings_of(row.get("applied", {}))
+    return StartedEngine(model, order, process, arguments, in_effect, changed)
 
 
 def logged_lines(path: Path) -> tuple[Line, ...]:
@@ -348,8 +360,8 @@ def reported_limits(path: Path) -> dict[str, int]:
 
 def survived_steps_of(path: Path) -> list[dict[str, Any]]:
     """Return the steps that ran out of memory and did not end their engine, in order."""
-    rows = (row.get("step_recovery") for row in _noted(path))
-    return [row for row in rows if isinstance(row, dict)]
+    steps = [row.get("step_recovery") for row in _noted(path)]
+    return [one for one in steps if isinstance(one, dict)]
 
 
 def _noted(path: Path) -> list[dict[str, Any]]:
@@ -368,17 +380,23 @@ def _noted(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@functools.cache
+def _setting_by_argument() -> dict[str, str]:
+    """Return the setting of each argument, also of those that only other versions have."""
+    names: dict[str, str] = {}
+    for name, newest in surfaces(_ENGINE).items():
+        for own in (newest, *newest.others):
+            if own.kwarg is not None:
+                names[own.kwarg] = name
+    return names
+
+
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
     """Return the engine's arguments as canonical settings in oomguard's units.
 
     Arguments without a setting are left out.
     """
-    names = {
-        own.kwarg: name
-        for name, row in surfaces(_ENGINE).items()
-        for own in (*row.others, row)
-        if own.kwarg
-    }
+    names = _setting_by_argument()
     found: dict[str, FactValue] = {}
     for kwarg, value in arguments.items():
         name = names.get(kwarg)

@@ -210,8 +210,12 @@ def _limits() -> dict[str, int]:
         "process_data_limit_bytes": resource.RLIMIT_DATA,
         "host_available_bytes": resource.RLIMIT_AS,
     }
-    limits = {fact: resource.getrlimit(kind)[0] for fact, kind in kinds.items()}
-    return {fact: limit for fact, limit in limits.items() if limit != resource.RLIM_INFINITY}
+    limits = {}
+    for fact, kind in kinds.items():
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            limits[fact] = limit
+    return limits
 
 
 def _is_in_place(factory: Any) -> bool:

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -117,7 +117,7 @@ class StepBudget:
         # tokens and the size of the failed allocation.
         self._single_failures: list[tuple[int, int | None]] = []
         self._failed_in_a_row = 0
-        self._offenders_at_s: list[float] = []
+        self._offenders_at_s: deque[float] = deque()
         self._changed_at_s = 0.0
 
     @property
@@ -127,7 +127,8 @@ class StepBudget:
 
     def fail(self, step: FailedStep, now_s: float) -> StepDecision:
         """Record a failed step, and return what follows."""
-        fresh = [name for name in step.tokens if name in step.fresh]
+        # In the order of the step.
+        fresh = list(filter(step.fresh.__contains__, step.tokens))
         suspects = fresh or list(step.tokens)
         self._changed_at_s = now_s
         self._failed_in_a_row += 1
@@ -148,9 +149,10 @@ class StepBudget:
             self._lower(step, fresh)
         if step.is_alone:
             return StepDecision(self.current_tokens, alone=suspects[0])
-        again = [name for name in fresh if self._failures[name] > 1]
-        if again and len(step.tokens) > 1:
-            return StepDecision(self.current_tokens, alone=again[0])
+        if len(step.tokens) > 1:
+            for name in fresh:
+                if self._failures[name] > 1:
+                    return StepDecision(self.current_tokens, alone=name)
         return StepDecision(self.current_tokens)
 
     def succeed(self, tokens: int, produced: Collection[str]) -> None:
@@ -211,8 +213,9 @@ class StepBudget:
         self._single_failures.clear()
         self.current_tokens, self.ceiling_tokens, self.learned_tokens = self._before[name]
         self.forget(name)
-        earlier = [at_s for at_s in self._offenders_at_s if now_s - at_s <= OFFENDERS_WITHIN_S]
-        self._offenders_at_s = [*earlier, now_s]
+        self._offenders_at_s.append(now_s)
+        while now_s - self._offenders_at_s[0] > OFFENDERS_WITHIN_S:
+            self._offenders_at_s.popleft()
         gives_up = len(self._offenders_at_s) >= MOST_OFFENDERS
         return StepDecision(self.current_tokens, offender=name, gives_up=gives_up)
 
@@ -256,6 +259,8 @@ _MESSAGES: Final = (
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+# The parameters of a request on whose account it may need more memory than another.
+_ASKED: Final = ("prompt_logprobs", "logprobs", "structured_outputs", "max_tokens", "n")
 # The functions of a step that say which of its parts failed, innermost first in a traceback.
 _PARTS: Final = {
     "_get_prompt_logprobs_dict": "prompt logprobs",
@@ -403,7 +408,7 @@ def _raise_in_clients(processor: Any, outputs: list[Any]) -> list[Any]:
     exception of this class carries the text and the status instead. Offline the output itself
     carries the text, as its ``stop_reason``.
     """
-    ours = [one for one in outputs if _is_ours(one)]
+    ours = list(filter(_is_ours, outputs))
     if not ours:
         return outputs
     from http import HTTPStatus
@@ -416,9 +421,10 @@ def _raise_in_clients(processor: Any, outputs: list[Any]) -> list[Any]:
         if state is not None and state.queue is not None:
             processor.abort_requests([one.request_id], internal=True)
             error = GracefulHTTPError(one.stop_reason, HTTPStatus.INTERNAL_SERVER_ERROR)
-            state.queue.put(error)  # instead of the output that reports the abort
+            # Instead of the output that reports the abort.
+            state.queue.put(error)
             raised.add(one.request_id)
-    return [one for one in outputs if one.request_id not in raised]
+    return list(filter(lambda one: one.request_id not in raised, outputs))
 
 
 def _is_ours(output: Any) -> bool:
@@ -481,9 +487,9 @@ def why_not(core: Any) -> str | None:
         holder = core
         if row["owner"] == "Scheduler":
             holder = core.scheduler
-        missing = [name for name in row["names"] if not hasattr(holder, name)]
-        if missing:
-            return f"this {row['owner']} has no {missing[0]}"
+        for name in row["names"]:
+            if not hasattr(holder, name):
+                return f"this {row['owner']} has no {name}"
     return None
 
 
@@ -562,8 +568,9 @@ class WorkerSteps:
 
     def restore_seeds(self, dropped: int) -> None:
         """Return the generators to their state before the last ``dropped`` steps."""
-        last = [states for number, states in self._seeds if number > self._number - dropped]
-        for states in reversed(last):
+        # From the newest to the oldest, so that the oldest state remains.
+        while self._seeds and self._seeds[-1][0] > self._number - dropped:
+            _, states = self._seeds.pop()
             for generator, state in states:
                 generator.set_state(state)
         self._seeds.clear()
@@ -617,8 +624,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _part(error: BaseException) -> str | None:
-    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((_PARTS[name] for name in reversed(frames) if name in _PARTS), None)
+    part = None
+    # The last one that is known is the innermost.
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        part = _PARTS.get(frame.f_code.co_name, part)
+    return part
 
 
 # --- the engine core's part ----------------------------------------------------------------------
@@ -695,9 +705,10 @@ class StepRecovery:
         outputs = self._update(scheduler_output, output)
         if self._in_flight and self._in_flight[0] is scheduler_output:
             self._in_flight.popleft()
-            produced: tuple[str, ...] | list[str] = ()
+            produced: list[str] = []
             if not self._budget.is_calm:
-                produced = [one.request_id for group in outputs.values() for one in group.outputs]
+                for group in outputs.values():
+                    produced += [one.request_id for one in group.outputs]
             self._budget.succeed(scheduler_output.total_num_scheduled_tokens, produced)
             if self._alone is not None:
                 alone_s = time.monotonic() - self._alone_since_s
@@ -744,8 +755,8 @@ class StepRecovery:
         """Let the scheduler see one request only, which waits or is in the step in flight."""
         scheduler = self._scheduler
         running = scheduler.running
-        own = [one for one in running if one.request_id == name]
-        others = [one for one in scheduler.waiting if one.request_id != name]
+        own, running_others = _split_by_name(running, {name})
+        _, others = _split_by_name(scheduler.waiting, {name})
         if not own and len(others) == len(scheduler.waiting):
             self._alone = None
             yield
@@ -755,8 +766,7 @@ class StepRecovery:
         try:
             yield
         finally:
-            hidden = [one for one in running if one.request_id != name]
-            scheduler.running = [*hidden, *scheduler.running]
+            scheduler.running = [*running_others, *scheduler.running]
             for one in reversed(others):
                 scheduler.waiting.prepend_request(one)
 
@@ -802,11 +812,18 @@ class StepRecovery:
         if failure is None or not failure["is_oom"]:
             return None
         requests = self._scheduler.requests
-        # A request may have been aborted while its step ran.
-        tokens = {n: t for n, t in dropped[0].num_scheduled_tokens.items() if n in requests}
+        tokens = {}
+        fresh = set()
+        for name, number in dropped[0].num_scheduled_tokens.items():
+            # A request may have been aborted while its step ran.
+            if name not in requests:
+                continue
+            tokens[name] = number
+            if not requests[name].output_token_ids:
+                fresh.add(name)
         step = FailedStep(
             tokens,
-            {name for name in tokens if not requests[name].output_token_ids},
+            fresh,
             failure["tried_bytes"],
             [*tokens] == [self._alone],
             self._can_split and not self._has_seeds_on_cpu(),
@@ -881,17 +898,18 @@ class StepRecovery:
         from vllm.v1.request import RequestStatus
 
         scheduler = self._scheduler
-        names = dict.fromkeys(name for step in dropped for name in step.num_scheduled_tokens)
-        requests = [scheduler.requests[name] for name in names if name in scheduler.requests]
+        names: dict[str, int] = {}
+        for step in dropped:
+            names |= step.num_scheduled_tokens
+        known = filter(scheduler.requests.__contains__, names)
+        requests = [scheduler.requests[name] for name in known]
         is_known = len(requests) == len(names) and self._forget_blocks(requests, dropped)
         now_s = time.monotonic()
-        ours = set(names)
-        stays = [one for one in scheduler.running if one.request_id not in ours]
-        gone = [one for one in scheduler.running if one.request_id in ours]
-        if not is_known:
+        if is_known:
+            gone, scheduler.running = _split_by_name(scheduler.running, names)
+        else:
             gone = [*scheduler.running]
-            stays = []
-        scheduler.running = stays
+            scheduler.running = []
         for request in reversed(gone):
             scheduler._preempt_request(request, now_s)
         if not is_known:
@@ -976,10 +994,24 @@ class StepRecovery:
             "ended": decision.offender,
             "took_ms": round(took_s * 1e3, 2),
         }
-        row = {name: value for name, value in row.items() if value is not None}
+        for name, value in [*row.items()]:
+            if value is None:
+                del row[name]
         message_sender.send_row({"step_recovery": row})
         del row["at"]  # the line has its own time
         _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
+
+
+def _split_by_name(requests: Iterable[Any], names: Collection[str]) -> tuple[list[Any], list[Any]]:
+    """Return the requests with one of the names, and the others, each in their order."""
+    own = []
+    others = []
+    for one in requests:
+        if one.request_id in names:
+            own.append(one)
+        else:
+            others.append(one)
+    return own, others
 
 
 def _forget_tokens_in_flight(request: Any) -> None:
@@ -1007,10 +1039,7 @@ def _add_outputs(outputs: dict[int, Any], more: dict[int, Any]) -> None:
 def _key(request: Any) -> int:
     """Return a number that the same request has again: its prompt and what it asks for."""
     params = request.sampling_params
-    asked = tuple(
-        str(getattr(params, name, None))
-        for name in ("prompt_logprobs", "logprobs", "structured_outputs", "max_tokens", "n")
-    )
+    asked = tuple(str(getattr(params, name, None)) for name in _ASKED)
     media = tuple(one.mm_hash for one in getattr(request, "mm_features", None) or ())
     lora = getattr(request.lora_request, "lora_int_id", None)
     return hash((tuple(request.prompt_token_ids or ()), asked, media, lora))
