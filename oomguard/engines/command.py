@@ -391,7 +391,8 @@ def value_of(flag: Flag, engine: str) -> FactValue | None:
     try:
         return own.from_engine(flag.name, flag.text)
     except SettingError:
-        return flag.text  # only the engine can read this form
+        # Only the engine can read a value in this form.
+        return flag.text
 
 
 def with_flag(launch: Launch, name: str, value: FactValue, engine: str) -> Launch:
@@ -497,7 +498,8 @@ class AllFlags:
     def end_of(self, words: Sequence[str], at: int, name: str) -> int:
         """Return the index after the last value of the flag at ``at``."""
         flag = words[at].partition(".")[0]
-        holds = "=" in flag or not (flag.startswith(_LONG) or flag in self.short)  # -O3
+        # `-O3` has its value in the same word.
+        holds = "=" in flag or not (flag.startswith(_LONG) or flag in self.short)
         if holds or "=" in words[at] or name.removeprefix(_OFF) in self.alone:
             return at + 1
         end = at + 1

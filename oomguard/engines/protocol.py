@@ -491,7 +491,8 @@ class WatchedStart(Protocol):
     def attend(self, engine: Any, make_again: RestartEngine) -> None:
         """Watch a started engine, and restart it with ``make_again`` if its core dies."""
 
-    is_given_up: Callable[[], bool]  # returns whether no caller waits for the engine any more
+    # Return whether no caller waits for the engine any more.
+    is_given_up: Callable[[], bool]
 
     def clean_up(self) -> None:
         """End the processes of the last attempt, and remove its shared memory."""

@@ -94,7 +94,8 @@ def _commands(text: str) -> list[list[ShellWord]]:
         elif redirection := _REDIRECTION.match(text, at):
             at = redirection.end()
             redirected = True
-            if text.startswith("<", at):  # a here-document: no word shows where the text continues
+            # In a here-document no word shows where the text continues.
+            if text.startswith("<", at):
                 raise _NotPlainError
         elif separator := _SEPARATORS.match(text, at):
             at = separator.end()
@@ -134,7 +135,8 @@ def _word(text: str, start: int) -> ShellWord:
         elif text[at] == "\\" and at + 1 < len(text):
             parts.append("" if text[at + 1] == "\n" else text[at + 1])
             at += 2
-        elif text[at] == "\\":  # a last backslash is literal
+        elif text[at] == "\\":
+            # A last backslash is literal.
             parts.append(text[at])
             at += 1
         elif expanded := _EXPANDED.match(text, at):
@@ -142,7 +144,8 @@ def _word(text: str, start: int) -> ShellWord:
             expands = True
         elif text[at] in "()`$" or (text[at] == "#" and at == start):
             raise _NotPlainError
-        else:  # a glob, a home folder, braces
+        else:
+            # A glob, a home folder or braces, which the shell expands.
             expands = expands or text[at] not in "#]!"
             parts.append(text[at])
             at += 1
@@ -291,7 +294,8 @@ def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerComma
             word.startswith(("-W", "-X")) and len(word) > 2
         ):
             at += 1
-        else:  # -c, or an unknown option
+        else:
+            # Text after `-c`, or an option that may take a value, cannot be read.
             break
     script = at < len(args) and not args[at].startswith("-")
     if script:
@@ -308,7 +312,8 @@ def _module(command: InnerCommand, at: int, name: str, deep: int) -> Iterator[In
         return
     command_of, *within = wrapper.split()
     table = _tables()[command_of]
-    if within:  # the module is the subcommand
+    # The module is the subcommand itself.
+    if within:
         table = {**table, "subcommand": []}
     yield from _in_wrapper(command, at + 1, table, name, deep)
 
@@ -484,7 +489,8 @@ def _changed_text(
         if edit.start < edit.end:
             start = words[edit.start].start
             end = words[edit.end - 1].end
-            if not edit.words and edit.start:  # remove the space before it too
+            # The space before removed words goes with them.
+            if not edit.words and edit.start:
                 start = words[edit.start - 1].end
             elif not edit.words and edit.end < len(words):
                 end = words[edit.end].start

@@ -112,7 +112,8 @@ class ByFlags:
         if self._config_path() is None:
             return given
         file = self.config()
-        if file is None:  # the unread file may set what no flag sets
+        # The unread file may set what no flag sets, so a new flag goes to the end.
+        if file is None:
             return {name: replace(setting, source="given") for name, setting in given.items()}
         return {**file.settings, **given}
 
@@ -346,7 +347,8 @@ def set_by_variable(
         try:
             value: FactValue | None = int(text) * row["unit_bytes"]
         except ValueError:
-            value = None  # the engine itself rejects it
+            # The engine itself rejects a text that is not a number.
+            value = None
         return SettingInForce(name, value, True, f"{row['name']}={text}")
     return None
 

@@ -74,7 +74,8 @@ def register() -> None:
             return
         _hook(_parsed(raw, dict) if raw else {}, _names(asked))
     except Exception as error:  # noqa: BLE001 - the engine starts whatever goes wrong here
-        if raw:  # without overrides only a report is lost, which the user did not ask for
+        # Without overrides only a report is lost, which the user did not ask for.
+        if raw:
             _say(error)
 
 
@@ -349,7 +350,8 @@ def acknowledge(row: dict[str, object]) -> None:
         return
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            return  # opening a FIFO waits for a reader, and opening a device may have side effects
+            # Opening a FIFO waits for a reader, and opening a device may have side effects.
+            return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags, 0o600)

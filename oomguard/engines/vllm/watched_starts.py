@@ -52,7 +52,8 @@ def _wrap(names: list[str], module: Any) -> None:
 
     for name in names:
         owner, _, function = name.partition(".")
-        if hasattr(getattr(module, owner, None), function):  # other versions have other names
+        # Other versions have other names, and those are not watched.
+        if hasattr(getattr(module, owner, None), function):
             # A partial adds no frame between the user's code and the engine's.
             wrapt.wrap_function_wrapper(module, name, functools.partial(_handlers[0], _read))
 

@@ -92,7 +92,8 @@ def resume_request(
     if params.max_tokens is not None:
         shorter.max_tokens = params.max_tokens - len(tokens)
     shorter.min_tokens = max(0, params.min_tokens - len(tokens))
-    for name in _OF_PROMPT:  # these were delivered with the first token
+    # These were delivered with the first token.
+    for name in _OF_PROMPT:
         if hasattr(shorter, name):
             setattr(shorter, name, None)
     made = copy.copy(asked)
@@ -427,7 +428,8 @@ def _wake(attended: weakref.ref[RestartingClient], watched: weakref.ref[Any]) ->
         if not inner.resources.engine_dead:
             client.before = read_cgroup() or client.before
         elif type(inner).__name__ == "AsyncMPClient":
-            return  # vLLM cancels its output task, which wakes the caller
+            # vLLM cancels its output task, which wakes the caller.
+            return
         elif not inner.outputs_queue.empty():
             empty_since_s = None
         else:
@@ -546,7 +548,8 @@ class RestartingClient:
         watch(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not yet set in __init__
+        # Before `__init__` has set it, this would call itself for ever.
+        if name == "inner":
             raise AttributeError(name)
         found = getattr(self.inner, name)
         plain = name.removesuffix("_async")
@@ -748,7 +751,8 @@ def install_restarting_client(engine: Any, make_again: RestartCore) -> None:
         return
     engine.engine_core = RestartingAsyncClient(engine, client, make_again)
     handler = getattr(engine, "output_handler", None)
-    if handler is not None:  # it still reads from the engine's own client
+    # The old task still reads from the client that is replaced.
+    if handler is not None:
         handler.cancel()
         engine.output_handler = None
         with contextlib.suppress(RuntimeError):
@@ -831,7 +835,8 @@ class RestartingAsyncClient(RestartingClient):
 
     def __init__(self, engine: Any, inner: Any, make_again: RestartCore) -> None:
         super().__init__(engine, inner, make_again)
-        self._is_away = False  # between a death and the sending of the unfinished requests
+        # True between a death and the sending of the unfinished requests.
+        self._is_away = False
 
     async def add_request_async(self, request: Any) -> None:
         """Send a request; if the core has died, restart it first."""
@@ -876,7 +881,8 @@ class RestartingAsyncClient(RestartingClient):
         state = engine.output_processor.request_states.get(name)
         if state is not None and state.queue is not None:
             engine.output_processor.abort_requests([name], internal=True)
-            state.queue.put(error)  # instead of the output that reports the abort
+            # Instead of the output that reports the abort.
+            state.queue.put(error)
 
     async def _died(self, error: Exception) -> list[Any]:
         self._is_away = True

@@ -162,8 +162,10 @@ class MessageReceiver:
         self._thread = None
         self.path = None
         if thread is not None:
-            self._wake.send(b"end")  # a fork may hold the socket, so closing it has no effect
-            if thread is not threading.current_thread():  # the GC may run this in that thread
+            # A fork may hold the socket, so closing it has no effect.
+            self._wake.send(b"end")
+            # The garbage collector may run this in that thread, which cannot wait for itself.
+            if thread is not threading.current_thread():
                 thread.join()
             self._wake.close()
         self._remove_folder()

@@ -291,7 +291,8 @@ def _watch_segments() -> None:
         shared_memory.SharedMemory,
         lambda made, creates: str(made._name).lstrip("/") if creates else None,
     )
-    if not _is_listener():  # its own semaphores end with their objects
+    # Semaphores of the receiving process end with their objects.
+    if not _is_listener():
         from multiprocessing import synchronize
 
         _report_objects(

@@ -152,7 +152,8 @@ class _Lock:
                 descriptor = os.open(
                     self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
                 )
-            except FileNotFoundError:  # the previous holder removed the folder
+            except FileNotFoundError:
+                # The previous holder removed the folder.
                 with contextlib.suppress(FileExistsError):
                     self._path.parent.mkdir(mode=0o700)
                 continue
@@ -213,7 +214,8 @@ def _private(folder: Path) -> Path | None:
     """Return a folder that only this user can write to; None if there is none."""
     place = folder / f"oomguard-starts-{os.geteuid()}"
     found = None
-    for _ in range(_TRIES):  # the last holder of a lock removes the folder
+    # The last holder of a lock may remove the folder between these calls.
+    for _ in range(_TRIES):
         try:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
@@ -315,7 +317,8 @@ class StartupWatchdog:
         self._kill(set(self._listener.senders) - spared)
         for process in self._new_cores():
             if process.pid not in spared:
-                with contextlib.suppress(ValueError):  # closed meanwhile
+                # Another thread may have closed it meanwhile.
+                with contextlib.suppress(ValueError):
                     process.kill()
         until_s = time.monotonic() + _CORE_FOLLOWS_WITHIN_S
         while (
@@ -656,7 +659,8 @@ def _name(pid: int) -> str:
 
 _CHUNK_BYTES: Final = 1 << 16
 _MOST_FIRST_BYTES: Final = 1 << 18
-_MOST_LAST: Final = 16  # chunks
+# In chunks.
+_MOST_LAST: Final = 16
 _DRAINS_WITHIN_S: Final = 0.5
 
 
@@ -987,7 +991,8 @@ def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
         if listener.path is not None:
             variables = {LISTENER: listener.path, STEP_RECOVERY: _recovers()}
             allowed = os.environ.get(_ALLOWED)
-            if allowed is not None:  # join the user's allow-list, but never create one
+            # Join the user's allow-list, but never create one: it would turn other plugins off.
+            if allowed is not None:
                 variables[_ALLOWED] = ",".join(
                     dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN])
                 )

@@ -649,7 +649,8 @@ class StepRecovery:
         self._can_split = getattr(config, "enable_chunked_prefill", True)
         device = getattr(core.vllm_config, "device_config", None)
         self._is_on_cpu = getattr(device, "device_type", None) == "cpu"
-        self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
+        # Scheduled steps without a processed output.
+        self._in_flight: deque[Any] = deque()
         self._alone: str | None = None
         self._alone_since_s = 0.0
         self._refused: OrderedDict[int, str] = OrderedDict()
@@ -684,7 +685,8 @@ class StepRecovery:
                     self._say_end(error)
                 if failed is None:
                     raise
-                with self._dump(failed):  # vLLM logs the step with which it ends
+                # vLLM logs the step with which it ends.
+                with self._dump(failed):
                     raise
         return outputs, False
 
@@ -998,7 +1000,8 @@ class StepRecovery:
             if value is None:
                 del row[name]
         message_sender.send_row({"step_recovery": row})
-        del row["at"]  # the line has its own time
+        # A log line has its own time.
+        del row["at"]
         _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
 
 
