@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomguard.cluster.placement.place import PlacedDevices, place
-    from oomguard.comparison.comparison import Comparison
-    from oomguard.comparison.diff import diff
+    from oomguard.comparison import Comparison, diff
     from oomguard.core.errors import (
         ConfigError,
         DeadlineError,
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
         WakeUpError,
     )
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
-    from oomguard.core.timeline import MemoryUse, SeenCall, Timeline
-    from oomguard.diagnosis.diagnose import diagnose
+    from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
+    from oomguard.diagnosis import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
     from oomguard.estimate.call.trace import CallBudget
     from oomguard.estimate.start.start import StartBudget
@@ -112,9 +111,8 @@ __all__ = [
 _HOMES = {
     "planning.plan": ("plan",),
     "planning.start": ("StartPlan",),
-    "comparison.comparison": ("Comparison",),
-    "comparison.diff": ("diff",),
-    "diagnosis.diagnose": ("diagnose",),
+    "comparison": ("Comparison", "diff"),
+    "diagnosis": ("diagnose",),
     "engines.ray.engine_arguments": ("ray_patched", "ray_runtime_env"),
     "core.errors": (
         "ConfigError",
@@ -142,7 +140,7 @@ _HOMES = {
     "cluster.placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
-    "core.timeline": ("MemoryUse", "SeenCall", "Timeline"),
+    "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook

@@ -17,7 +17,7 @@ from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED
 from oomguard.engines.vllm.package import parsed
 from oomguard.rules.rule_files import load_rules
 from oomguard.rules.signature import Wording
-from oomguard.scan.log_prefixes import peel
+from oomguard.scan.lines import peel
 from support.vllm_rows import Row, is_in, presence
 from support.vllm_texts import Text, printed_texts, traced_lines
 

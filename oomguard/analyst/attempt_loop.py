@@ -42,8 +42,7 @@ from oomguard.core.errors import DeadlineError, PlacementError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import surface
-from oomguard.core.settings import SETTINGS
+from oomguard.core.settings import SETTINGS, surface
 from oomguard.engines.command import (
     Launch,
     StartedEngine,

@@ -16,7 +16,7 @@ from oomguard.core.settings import SETTING_FACTS, SETTINGS
 from oomguard.engines.command import Launch, StartedEngine, failed_engine, failed_model
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.registry import insight_of
-from oomguard.probe.environment_variables import CUDA, HIP, PLAIN
+from oomguard.probe.checks import CUDA, HIP, PLAIN
 from oomguard.scan.effective_settings import ARGUMENTS, SCRIPT, SHARE, requested_share
 
 # Every program with torch reads these settings from a variable, so they are carried there, in

@@ -29,7 +29,7 @@ from oomguard.cli.options import (
 )
 from oomguard.cli.render import RenderOptions, Screen
 from oomguard.core.errors import InputError, UsageError
-from oomguard.core.extensions import extension, has_extension
+from oomguard.core.installation import extension, has_extension
 from oomguard.scan.inputs import Input, find_inputs, read_once
 from oomguard.scan.source import printable_path
 

@@ -13,12 +13,15 @@ from typing import Final
 from oomguard.cli.render import InputRenderer
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
 from oomguard.scan.source import (
     HEAD_BYTES,
+    Event,
     LineSplitter,
+    LogChange,
     encoding_of,
+    follow,
+    follow_stream,
     format_of,
     open_log,
     printable_path,
@@ -85,7 +88,7 @@ def _events(path: str) -> Iterator[Event]:
 def _write_new(
     reading: _Reading, renderer: InputRenderer, write: Callable[[str], None], *, is_quiet: bool
 ) -> bool:
-    from oomguard.diagnosis.diagnose import assess_all
+    from oomguard.diagnosis import assess_all
     from oomguard.scan.incidents import with_labels
 
     diagnosis = with_labels(reading.new(is_quiet=is_quiet))
@@ -102,8 +105,8 @@ class _Reading:
     """Hold one file from its start: its lines so far, and the reported incidents."""
 
     def __init__(self, path: str, renderer: InputRenderer) -> None:
+        from oomguard.scan.lines import Pieces
         from oomguard.scan.scan import Scanner
-        from oomguard.scan.split_lines import Pieces
 
         self._path = path
         self._renderer = renderer

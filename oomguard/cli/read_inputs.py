@@ -172,12 +172,12 @@ class _Pool:
         import subprocess
         from multiprocessing.connection import Pipe
 
-        from oomguard.core import safe_python
+        from oomguard.core.process import python_command, python_environment
 
         # Not multiprocessing.Process, because its Pythons search the working directory for modules
         # first.
         ours, theirs = Pipe()
-        command = [*safe_python.command("oomguard.cli.read_inputs"), str(theirs.fileno())]
+        command = [*python_command("oomguard.cli.read_inputs"), str(theirs.fileno())]
         # The worker ignores Ctrl-C, which reaches the whole group; this process stops it.
         main = threading.current_thread() is threading.main_thread()
         if main:
@@ -189,7 +189,7 @@ class _Pool:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=safe_python.environment(),
+                env=python_environment(),
             )
         finally:
             if main:

@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError
-from oomguard.core.extensions import extension
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.setting_spellings import parse_assignment
+from oomguard.core.installation import extension
+from oomguard.core.settings import parse_assignment
 from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class InputRenderer:
 
     def __init__(self, work: RenderOptions) -> None:
         self.work = work
-        from oomguard.diagnosis.diagnose import device_fact, user_settings
+        from oomguard.diagnosis import device_fact, user_settings
 
         self.policy = read_policy(work.allow, work.pinned, work.floors)
         self.rules = read_rules(work.rules)
@@ -140,7 +140,7 @@ class InputRenderer:
             on_read: receives the number of bytes of each read; None for no progress.
             is_named: whether the user named the input; None to look it up in the options.
         """
-        from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose_stream
+        from oomguard.diagnosis import PASSED_OVER, diagnose_stream
 
         try:
             with contextlib.closing(_opened(path, on_read)) as stream:
@@ -245,7 +245,7 @@ def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
         from oomguard.scan.inputs import is_url
 
         if is_url(path):
-            from oomguard.scan.remote_inputs import open_object
+            from oomguard.scan.inputs import open_object
 
             return open_object(path, on_read)
     return open_log(path, on_read)

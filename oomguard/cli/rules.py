@@ -77,7 +77,7 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
         if name in {s.name, Path(s.path).stem, s.kind}
     ]
     if not pages:
-        from oomguard.rules.expressions import suggestion
+        from oomguard.rules.syntax import suggestion
 
         known = [rule.code for rule in rule_set.rules] + [rule.cause for rule in rule_set.rules]
         known += [s.name for s in rule_set.signatures] + [
@@ -218,8 +218,7 @@ def _written_pages(root: Path) -> dict[str, str]:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosis.diagnose import assess
-    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.from_log import SOLVERS
     from oomguard.remedy.policy import Policy
     from oomguard.report.rule_page import Example, rule_page
@@ -240,7 +239,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
 
 def _signature_page(signature: Signature) -> str:
     from oomguard.report.rule_page import signature_page
-    from oomguard.rules.pattern import group_fact
+    from oomguard.rules.signature import group_fact
 
     groups = [group for wording in signature.wordings for group in wording.pattern.groupindex]
     facts = {group: fact for group in groups if (fact := group_fact(group))}
@@ -287,7 +286,7 @@ def check(rules: tuple[str, ...]) -> int:
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
     """Run the tests in the rule files, and exit with status 1 if one fails."""
-    from oomguard.diagnosis.rule_tests import problems
+    from oomguard.diagnosis import problems
 
     rule_set = _read(rules)
     found = problems(rule_set)

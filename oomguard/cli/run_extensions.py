@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import click
 
 from oomguard.cli.options import F
-from oomguard.core.extensions import extension
+from oomguard.core.installation import extension
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment

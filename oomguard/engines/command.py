@@ -14,8 +14,15 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, Patch, SettingInForce
-from oomguard.core.setting_spellings import Surface, flag_words, grammar, surface, surfaces
-from oomguard.core.settings import SETTINGS, value_in_force
+from oomguard.core.settings import (
+    SETTINGS,
+    Surface,
+    flag_words,
+    grammar,
+    surface,
+    surfaces,
+    value_in_force,
+)
 from oomguard.engines.unwrap_command import Edit, Unread, replaced
 
 _LONG: Final = "--"

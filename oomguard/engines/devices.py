@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from oomguard.core.files import read_tables
-from oomguard.core.setting_spellings import table_of
+from oomguard.core.settings import table_of
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.registry import launcher_of
 from oomguard.engines.unwrap_command import inner_commands

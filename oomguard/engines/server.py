@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from oomguard.core.files import read_tables
-from oomguard.core.setting_spellings import table_of
+from oomguard.core.settings import table_of
 from oomguard.engines.command import Launch
 from oomguard.engines.registry import launchers
 from oomguard.engines.unwrap_command import Unread

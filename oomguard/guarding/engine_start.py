@@ -18,7 +18,7 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
 from oomguard.guarding.intercept import entered, inside_call
@@ -48,7 +48,7 @@ def scan_start(
         source: the name of the diagnosis.
         settings: the effective settings.
     """
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.exceptions import exception_lines
     from oomguard.scan.scan import scan
 
@@ -80,7 +80,7 @@ def _of_the_silent(
     ended: StartResult, whole: Diagnosis, settings: Mapping[str, SettingInForce]
 ) -> Diagnosis:
     """Diagnose a process that died silently, from its output and the cgroup's OOM kills."""
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.scan import scan
     from oomguard.scan.source import Line
 
@@ -102,7 +102,7 @@ def _killed() -> Incident:
 
 
 def _incidents(lines: Iterable[Line]) -> tuple[Incident, ...]:
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.scan import scan
 
     return scan(lines, default_rules()).incidents
@@ -344,7 +344,7 @@ class StartRun:
 
     def _diagnose(self, ended: StartResult) -> Diagnosis:
         """Diagnose a failed attempt; without incidents if it did not run out of memory."""
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
 
         scanned = scan_start(ended, self._source, self._in_force())
         scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
@@ -380,7 +380,7 @@ class StartRun:
 
     def _measured(self, ended: StartResult) -> dict[str, float]:
         """Return the printed figures that were predicted, and those of the KV cache."""
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
         from oomguard.scan.scan import Scanner
 
         scanner = Scanner(default_rules())
@@ -424,7 +424,7 @@ def _name_orphans() -> None:
 
     They hold memory, and only their owner may end them.
     """
-    from oomguard.probe.device_checks import left_over_checks
+    from oomguard.probe.checks import left_over_checks
 
     found = next(left_over_checks((), {}))
     if found.status == "problem":

@@ -34,8 +34,8 @@ from oomguard.core import records
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.files import write_whole
 from oomguard.core.incident import Attempt
-from oomguard.core.process_state import disabled
-from oomguard.core.timeline import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.measurements import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.process import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls
 from oomguard.guarding.intercept import watch as watch_calls

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import IO, Any, Final
 
-from oomguard.core import safe_python
 from oomguard.core.errors import NoJournalError
+from oomguard.core.process import python_command, python_environment
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import delivered_of, note_delivered, read_from
 from oomguard.report.json import json_line
@@ -53,8 +53,8 @@ class DeliveryProcess:
 
     def __init__(self, location: JournalUrl, path: Path) -> None:
         self._process = subprocess.Popen(
-            safe_python.command(__name__),
-            env=safe_python.environment(),
+            python_command(__name__),
+            env=python_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from oomguard.comparison.comparison import ComparedStart, ComparedValue, Comparison, Row
+from oomguard.comparison import ComparedStart, ComparedValue, Comparison, Row
 from oomguard.core.facts import MIB, format_gib
 from oomguard.core.incident import Cause, Diagnosis, Patch
 from oomguard.report.json import SCHEMA, json_line, plain_value, to_dict

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from oomguard.core.facts import Fact
-from oomguard.core.incident import Incident
-from oomguard.core.kinds import facts_of_headline, headline
+from oomguard.core.incident import Incident, facts_of_headline, headline
 from oomguard.core.text import render
 from oomguard.report.wording import shortened, what_died
 from oomguard.rules.error_messages import ErrorMessage, error_messages, phases

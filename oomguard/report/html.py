@@ -23,7 +23,7 @@ from oomguard.core.incident import (
     Incident,
     SettingInForce,
 )
-from oomguard.core.snapshot_records import DeviceMemory
+from oomguard.core.measurements import DeviceMemory
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import (

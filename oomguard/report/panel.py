@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import MIB, Fact, parse_size
-from oomguard.core.incident import Action, Cause, Evidence, Incident
-from oomguard.core.kinds import facts_of_headline
-from oomguard.diagnosis.diagnose import changed_command
+from oomguard.core.incident import Action, Cause, Evidence, Incident, facts_of_headline
+from oomguard.diagnosis import changed_command
 from oomguard.report.bar import GRAY, GREEN, RED, BudgetBar, contradiction
 from oomguard.report.wording import (
     ShownIncident,

@@ -20,7 +20,7 @@ from oomguard.report.wording import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from oomguard.core.snapshot_records import Snapshot
+    from oomguard.core.measurements import Snapshot
 
 
 MAX_COLUMNS: Final = 100

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import DeadlineError
 from oomguard.core.facts import Fact, FactValue
-from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.core.kinds import CURABLE_KINDS
+from oomguard.core.incident import CURABLE_KINDS, Attempt, Diagnosis, Incident, Patch
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class Ledger:
             local_models: whether the memory model may read a model folder that the output names.
             behind: the memory model behind the failure; None: none is known.
         """
-        from oomguard.diagnosis.diagnose import assess_all
+        from oomguard.diagnosis import assess_all
 
         self.tried.update((self.settings if failed_with is None else failed_with).items())
         found = assess_all(

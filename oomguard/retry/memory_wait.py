@@ -62,7 +62,7 @@ def wait_until_free(
                 at_most_s=round(limit_s),
             )
         if time.monotonic() > deadline:
-            from oomguard.probe.processes import sees_host_pids
+            from oomguard.probe.nvml import sees_host_pids
 
             if host_pids is None:
                 is_host_pid = sees_host_pids()

@@ -18,7 +18,7 @@ from oomguard.analyst.attempt_settings import (
 )
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Attempt, Effect, Incident, Patch, SettingInForce
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.engines.command import (
     EngineChange,
     Launch,

@@ -292,7 +292,7 @@ def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Incide
 def modified_at(source: str) -> float | None:
     """Return when an input was last written, in Unix seconds, or None if unknown."""
     if is_url(source):
-        from oomguard.scan.remote_inputs import modified_at as object_modified_at
+        from oomguard.scan.inputs import modified_at as object_modified_at
 
         return object_modified_at(source)
     try:
@@ -434,7 +434,7 @@ def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
 
 def _opened(source: str) -> IO[bytes]:
     if is_url(source):
-        from oomguard.scan.remote_inputs import open_object
+        from oomguard.scan.inputs import open_object
 
         return open_object(source)
     return Path(source).open("rb")

@@ -23,8 +23,8 @@ from oomguard.cluster.ranks.rank_lock import ContestedError, RankLock
 from oomguard.cluster.ranks.rendezvous import Rendezvous
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import status_in_words
-from oomguard.diagnosis.diagnose import replanned
+from oomguard.core.process import status_in_words
+from oomguard.diagnosis import replanned
 from oomguard.engines.command import Launch
 from oomguard.journal.codec import incident_of, patch_of
 from oomguard.report.json import stored_incident

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.core.errors import OomguardError, exit_status_of
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import status_in_words
+from oomguard.core.process import status_in_words
 
 if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome

@@ -18,7 +18,7 @@ from oomguard.analyst.link import current_link
 from oomguard.cluster.serving.health import Health, cpu_of
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import pid_of_run
+from oomguard.core.process import pid_of_run
 from oomguard.engines.command import Launch
 from oomguard.supervisor import tree
 

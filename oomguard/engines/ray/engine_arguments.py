@@ -16,8 +16,7 @@ from oomguard._version import __version__
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.setting_spellings import surface
-from oomguard.core.settings import setting
+from oomguard.core.settings import setting, surface
 from oomguard.engines.vllm import plugin
 from oomguard.remedy.planner import next_patches
 

@@ -22,7 +22,7 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.files import read_regular, read_tables
 from oomguard.core.incident import SettingInForce
-from oomguard.core.setting_spellings import flag_words, surface, surfaces, table_of
+from oomguard.core.settings import flag_words, surface, surfaces, table_of
 from oomguard.engines.command import Launch, flag_edits, settings_given
 from oomguard.engines.unwrap_command import Edit, InnerCommand, Unread, inner_commands
 from oomguard.estimate.start.start import VllmSettings

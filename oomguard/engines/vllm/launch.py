@@ -13,7 +13,7 @@ from typing import Final
 from oomguard._version import __version__
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import EngineStart, SettingInForce
-from oomguard.core.setting_spellings import surface, surfaces
+from oomguard.core.settings import surface, surfaces
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.command import own_command, with_plugin, without_variables

@@ -24,7 +24,7 @@ from oomguard.core.files import open_regular, read_tables
 from oomguard.core.installation import reinstall_hint
 from oomguard.core.log import get_logger
 from oomguard.core.records import Check
-from oomguard.core.setting_spellings import surface
+from oomguard.core.settings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.unwrap_command import environment_tools, inner_commands
 from oomguard.engines.vllm.command import ByFlags, own_command

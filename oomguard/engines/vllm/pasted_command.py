@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final
 
 from oomguard.core.errors import InputError
-from oomguard.core.setting_spellings import flag_words, surface, surfaces, table_of
+from oomguard.core.settings import flag_words, surface, surfaces, table_of
 from oomguard.engines.command import AllFlags, all_flags
 
 # Modules that read vLLM commands are imported when needed: most plans use oomguard's options only.

@@ -9,7 +9,7 @@ from pathlib import Path
 from oomguard.cluster.fleet.findings import IncidentSummary, findings_of
 from oomguard.cluster.fleet.groups import merge_repeated, summarize_findings
 from oomguard.cluster.fleet.summary_report import group_sources, summary_json
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.scan.inputs import writer_of
 
 SESSION = Path(__file__).parent / "ray_session"

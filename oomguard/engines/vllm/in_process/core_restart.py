@@ -25,9 +25,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from oomguard.core.errors import Partial
 from oomguard.core.incident import SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.core.partial_results import Partial
 from oomguard.engines.protocol import RestartedEngine
 from oomguard.probe.host import Cgroup, read_cgroup
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_regular
-from oomguard.core.setting_spellings import surfaces
+from oomguard.core.settings import surfaces
 from oomguard.engines.command import StartedEngine
 from oomguard.engines.vllm.in_process.message_sender import with_address
 from oomguard.scan.exceptions import exception_lines

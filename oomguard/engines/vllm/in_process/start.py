@@ -31,7 +31,7 @@ from oomguard.core.errors import WakeUpError
 from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import surface
+from oomguard.core.settings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import RestartedEngine, RestartEngine, StartResult
 from oomguard.engines.vllm.command import set_by_variable
