@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
     from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
     from oomguard.diagnosis import diagnose
-    from oomguard.engines.ray.engine_arguments import ray_patched
-    from oomguard.engines.ray.runtime_env import ray_runtime_env
+    from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
     from oomguard.estimate.call.trace import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
@@ -114,8 +113,7 @@ _HOMES = {
     "planning.start": ("StartPlan",),
     "comparison": ("Comparison", "diff"),
     "diagnosis": ("diagnose",),
-    "engines.ray.engine_arguments": ("ray_patched",),
-    "engines.ray.runtime_env": ("ray_runtime_env",),
+    "engines.ray.engine_arguments": ("ray_patched", "ray_runtime_env"),
     "core.errors": (
         "ConfigError",
         "DeadlineError",

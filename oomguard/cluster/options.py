@@ -528,7 +528,7 @@ class ServerSupport:
         self._health: Health | None = None
         self._notifier: SystemdNotifier | None = None
         from oomguard.engines.registry import launcher_of
-        from oomguard.engines.side_effects import is_server
+        from oomguard.engines.server import is_server
 
         if not is_server(launch):
             return

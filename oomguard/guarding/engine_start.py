@@ -25,7 +25,7 @@ from oomguard.guarding.intercept import entered, inside_call
 from oomguard.guarding.observers import GuardEvents
 
 if TYPE_CHECKING:
-    from oomguard.engines.start_attempt import ReadStart, RestartedEngine, StartResult, WatchedStart
+    from oomguard.engines.protocol import ReadStart, RestartedEngine, StartResult, WatchedStart
     from oomguard.probe.nvml import Device
     from oomguard.scan.source import Line
 
@@ -232,7 +232,7 @@ class StartRun:
             inside_call.reset(token)
         self._first_error = self._incident = None
         if error is None:
-            from oomguard.engines.start_attempt import RestartedEngine
+            from oomguard.engines.protocol import RestartedEngine
 
             return RestartedEngine(engine, alone=alone, of_memory=of_memory)
         return None
@@ -279,7 +279,7 @@ class StartRun:
         A change that cannot be made ends the run as a failed attempt, not as an exception.
         """
         from oomguard import retry
-        from oomguard.engines.start_attempt import StartResult
+        from oomguard.engines.protocol import StartResult
 
         with _keeping_quiet("reading the devices"):
             self._devices = self._devices or retry.devices_by_index()

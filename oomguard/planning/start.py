@@ -14,7 +14,7 @@ from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
 from oomguard.core.settings import default_value
-from oomguard.engines.vllm.own_command import serve_command
+from oomguard.engines.vllm.command import serve_command
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
 from oomguard.estimate.fit import Fit

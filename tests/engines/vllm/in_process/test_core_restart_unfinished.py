@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.engines.vllm.in_process.requests import (
+from oomguard.engines.vllm.in_process.core_restart import (
     UnfinishedRequests,
     follows_from_tokens,
     repeats_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.engines.command import Launch
-from oomguard.engines.side_effects import engine_effects, is_server
+from oomguard.engines.server import engine_effects, is_server
 from oomguard.engines.vllm import launch
 
 

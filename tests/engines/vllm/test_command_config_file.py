@@ -6,7 +6,7 @@ import json
 import os
 
 from oomguard.engines.command import Launch
-from oomguard.engines.vllm.config_file import read_config_file
+from oomguard.engines.vllm.command import read_config_file
 from oomguard.engines.vllm.launch import settings_in_force, shown
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from oomguard.analyst.outcome import step_figures
 from oomguard.engines.vllm.in_process import step_recovery
-from oomguard.engines.vllm.plugin_messages import survived_steps_of
+from oomguard.engines.vllm.in_process.message_receiver import survived_steps_of
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 79.25 GiB of "

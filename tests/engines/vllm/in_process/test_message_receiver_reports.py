@@ -8,18 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import EngineChange
+from oomguard.engines.command import EngineChange, Launch
 from oomguard.engines.vllm import insight, plugin
 from oomguard.engines.vllm import launch as vllm
-from oomguard.engines.vllm.plugin_messages import reported_arguments, reported_engines
+from oomguard.engines.vllm.in_process.message_receiver import reported_arguments, reported_engines
 
-FAKE = Path(__file__).with_name("fake_vllm.py")
+FAKE = Path(__file__).parents[1] / "fake_vllm.py"
 
 
 def start(launch, *models):
     env = {name: value for name, value in os.environ.items() if not name.startswith("OOMGUARD_")}
-    env |= {**launch.env, "PYTHONPATH": str(Path(__file__).parents[3])}
+    env |= {**launch.env, "PYTHONPATH": str(Path(__file__).parents[4])}
     ran = subprocess.run(
         [sys.executable, str(FAKE), "sync", *models],
         env=env,

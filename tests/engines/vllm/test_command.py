@@ -6,8 +6,8 @@ import json
 import shlex
 
 from oomguard.engines.command import Launch
+from oomguard.engines.vllm.command import own_command
 from oomguard.engines.vllm.launch import settings_in_force, shown
-from oomguard.engines.vllm.own_command import own_command
 
 OWN = (
     "vllm serve m",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from oomguard.engines.vllm.in_process.step_budget import (
+from oomguard.engines.vllm.in_process.step_recovery import (
     MOST_FAILURES,
     MOST_OFFENDERS,
     QUIET_S,

@@ -7,7 +7,7 @@ import shlex
 from packaging.version import Version
 
 from oomguard.core.facts import GIB
-from oomguard.engines.vllm.own_command import serve_command
+from oomguard.engines.vllm.command import serve_command
 from oomguard.estimate.start.start import VllmSettings
 
 
