@@ -19,9 +19,9 @@ from oomguard.core.settings import parse_value, setting
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
-from oomguard.remedy.failure_model import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
+from oomguard.remedy.solution import FailureModel
 from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet, explain, find_missing, load_rules
 from oomguard.scan.anchors import finder
 from oomguard.scan.exceptions import exception_lines

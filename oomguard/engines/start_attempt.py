@@ -12,7 +12,7 @@ from oomguard.core.settings import value_in_force
 from oomguard.scan.source import Line
 
 if TYPE_CHECKING:
-    from oomguard.remedy.failure_model import FailureModel
+    from oomguard.remedy.solution import FailureModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ from oomguard.guarding.failure import (
 from oomguard.guarding.observers import GuardEvents
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.probe import torch_memory
-from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
-from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CallModel
+from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CACHE, CHUNK, VARIED, CallModel, Variant
 from oomguard.retry.ledger import Ledger
 from oomguard.scan.exceptions import may_be_oom
 

@@ -21,7 +21,7 @@ from oomguard.core.kinds import CURABLE_KINDS
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
-    from oomguard.remedy.failure_model import FailureModel
+    from oomguard.remedy.solution import FailureModel
     from oomguard.rules.rule_files import RuleSet
 
 

@@ -11,8 +11,7 @@ from oomguard.core.incident import Incident
 from oomguard.core.settings import SETTINGS
 from oomguard.diagnosis.diagnose import assess, default_rules
 from oomguard.estimate.constants import reserved_ratio
-from oomguard.remedy.call_variants import VARIED
-from oomguard.remedy.failed_call import CallModel
+from oomguard.remedy.failed_call import VARIED, CallModel
 from oomguard.remedy.policy import Policy
 
 sizes = st.integers(0, 200 * GIB)
