@@ -190,7 +190,7 @@ def assess(
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
     model: str | None = None,
-    behind: FailureModel | None = None,
+    memory_model: FailureModel | None = None,
 ) -> Incident:
     """Explain one observed incident and plan for it.
 
@@ -204,7 +204,7 @@ def assess(
             log's folder, and this machine's GPU size counts if the log has none.
         model: the user's folder or hub name for the estimator; None uses the log's folder if it is
             here.
-        behind: the model of the failed call or start, if the caller has it; None otherwise.
+        memory_model: the model of the failed call or start, if the caller has it; None otherwise.
     """
     own: Mapping[str, Fact] = {}
     if local_models:
@@ -223,11 +223,11 @@ def assess(
         from oomguard.remedy.from_estimate import failure_model
 
         derived = with_exact_need(with_exact_weights(derived, model), model)
-        behind = behind or failure_model(derived, model)
-    planned = plan(explain(derived, rules), rules, policy, tried, behind)
+        memory_model = memory_model or failure_model(derived, model)
+    planned = plan(explain(derived, rules), rules, policy, tried, memory_model)
     planned = replace(
         planned,
-        missing=find_missing(planned, rules.missing, is_live=local_models or behind is not None),
+        missing=find_missing(planned, rules.missing, is_live=local_models or memory_model is not None),
     )
     if planned.certainty_ratio is not None:
         told = tuple(
@@ -259,7 +259,7 @@ def assess_all(
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
     model: str | None = None,
-    behind: FailureModel | None = None,
+    memory_model: FailureModel | None = None,
 ) -> Diagnosis:
     """Explain every incident of a scan and plan for it; the arguments are the same as for
     ``assess``.
@@ -274,7 +274,7 @@ def assess_all(
                 given=given,
                 local_models=local_models,
                 model=model,
-                behind=behind,
+                memory_model=memory_model,
             )
         )
         for i in diagnosis.incidents

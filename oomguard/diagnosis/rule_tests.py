@@ -175,7 +175,7 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             continue
         try:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, rules, Policy(), behind=model_from(test))
+            incident = assess(observed, rules, Policy(), memory_model=model_from(test))
         except OomguardError as error:
             yield f"test[{i}]: {error}"
             continue

@@ -156,7 +156,7 @@ class WatchedStart(Protocol):
     phase: str | None
     reports_success: bool
 
-    def behind(self, incident: Incident) -> FailureModel | None:
+    def memory_model(self, incident: Incident) -> FailureModel | None:
         """Return the memory model of the failure; None if the engine's output determines it."""
 
     def attempt(

@@ -136,7 +136,7 @@ class _Loop:
         clear(error)
         torch_memory.release()
         model = self._model(scanned.first_cause)
-        found = self.ledger.diagnose(scanned, default_rules(), given=_facts(model), behind=model)
+        found = self.ledger.diagnose(scanned, default_rules(), given=_facts(model), memory_model=model)
         return found.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:

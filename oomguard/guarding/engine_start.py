@@ -352,11 +352,11 @@ class StartRun:
             scanned = in_phase(scanned, self._start.phase)
         first = scanned.first_cause
         if first is None:
-            behind = None
+            memory_model = None
         else:
-            behind = self._start.behind(first)
+            memory_model = self._start.memory_model(first)
         return self._ledger.diagnose(
-            scanned, default_rules(), local_models=behind is None, behind=behind
+            scanned, default_rules(), local_models=memory_model is None, memory_model=memory_model
         )
 
     def _in_force(self) -> dict[str, SettingInForce]:

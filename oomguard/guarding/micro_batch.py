@@ -652,7 +652,7 @@ class MicroBatchRun:
             # Sizes that ran may be planned again, so only the failed size counts.
             failed_with={**self._ledger.settings, "batch_size": model.rows},
             given=facts_of(self._call, model),
-            behind=model,
+            memory_model=model,
         )
         incident = diagnosis.first_cause or failure
         self._base_bytes = model.base_bytes or 0

@@ -118,7 +118,7 @@ class Ledger:
         failed_with: Mapping[str, FactValue] | None = None,
         given: Mapping[str, Fact] | None = None,
         local_models: bool = False,
-        behind: FailureModel | None = None,
+        memory_model: FailureModel | None = None,
     ) -> Diagnosis:
         """Diagnose a failed attempt and plan for it; nothing that failed is planned again.
 
@@ -128,7 +128,7 @@ class Ledger:
             failed_with: the effective settings of the attempt; None: ``settings``.
             given: facts for what was not printed.
             local_models: whether the memory model may read a model folder that the output names.
-            behind: the memory model behind the failure; None: none is known.
+            memory_model: the memory model behind the failure; None: none is known.
         """
         from oomguard.diagnosis.diagnose import assess_all
 
@@ -140,7 +140,7 @@ class Ledger:
             self.tried,
             given=given,
             local_models=local_models,
-            behind=behind,
+            memory_model=memory_model,
         )
         if found.incidents or self.diagnosis is None:
             self.diagnosis = found

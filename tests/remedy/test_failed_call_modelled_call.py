@@ -161,7 +161,7 @@ def test_rows_next_to_a_heavy_one_run_in_halves():
 
 def planned(call: CallModel, policy: Policy | None = None):
     failed = incident(batch_size=call.rows, tried_bytes=8 * MIB, device_total_bytes=256 * MIB)
-    found = assess(failed, default_rules(), policy or Policy(), behind=call)
+    found = assess(failed, default_rules(), policy or Policy(), memory_model=call)
     return next(patch for patch in found.plan if patch.setting == "batch_size")
 
 

@@ -687,7 +687,7 @@ class WeightsStart:
                 error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
             )
 
-    def behind(self, incident: Incident) -> LoadModel:
+    def memory_model(self, incident: Incident) -> LoadModel:
         """Return the memory model of the failed load."""
         del incident
         placing = self._placing
