@@ -227,7 +227,9 @@ def assess(
     planned = plan(explain(derived, rules), rules, policy, tried, memory_model)
     planned = replace(
         planned,
-        missing=find_missing(planned, rules.missing, is_live=local_models or memory_model is not None),
+        missing=find_missing(
+            planned, rules.missing, is_live=local_models or memory_model is not None
+        ),
     )
     if planned.certainty_ratio is not None:
         told = tuple(

@@ -14,6 +14,7 @@ from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Attempt, Diagnosis
 from oomguard.diagnosis.diagnose import assess_all, default_rules
 from oomguard.engines.registry import insight_of, launchers
+from oomguard.guarding.collate import rows_of, why_not_cut
 from oomguard.guarding.failure import (
     add_note,
     annotate,
@@ -22,7 +23,6 @@ from oomguard.guarding.failure import (
     module_of,
     scan_error,
 )
-from oomguard.guarding.rows import rows_of, why_not_cut
 from oomguard.remedy.policy import Policy
 
 # An engine may refuse a request because the guard reduced its limits; the note says so.

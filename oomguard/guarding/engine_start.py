@@ -21,8 +21,7 @@ from oomguard.core.log import get_logger
 from oomguard.core.process_state import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
-from oomguard.guarding.intercept import entered, inside_call
-from oomguard.guarding.observers import GuardEvents
+from oomguard.guarding.intercept import GuardEvents, entered, inside_call
 
 if TYPE_CHECKING:
     from oomguard.engines.start_attempt import ReadStart, RestartedEngine, StartResult, WatchedStart
