@@ -9,9 +9,8 @@ Each engine is a folder here. Its files say what it can do; only those that appl
 - ``effects.toml``: its servers, caches, and log lines of requests (read by side_effects.py).
 - ``insight.py``: the functions of ``Insight``, for an engine that shows more than its log.
 - ``watched_calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in
-  this process; each call is a ``WatchedCall``.
-- ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of
-  calls on the device.
+  this process; each call is a ``WatchedCall``. ``held_bytes()`` and ``move_to_host()`` are for the
+  results of earlier calls that a library keeps on the device.
 - ``call_recorder.py``: ``watch(handler)``, for calls that a watch records and never changes.
 - ``watched_starts.py``: ``watch(handler)``, for an engine that a program starts in this
   process; each start is a ``WatchedStart``.

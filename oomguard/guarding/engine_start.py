@@ -21,14 +21,14 @@ from oomguard.core.log import get_logger
 from oomguard.core.process_state import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
-from oomguard.guarding.intercept import GuardEvents, entered, inside_call
+from oomguard.guarding.intercept import GuardEvents, inside_call
 
 if TYPE_CHECKING:
     from oomguard.engines.start_attempt import ReadStart, RestartedEngine, StartResult, WatchedStart
     from oomguard.probe.nvml import Device
     from oomguard.scan.source import Line
 
-# This module loads with the first guarded call, and the modules that diagnose with the first start.
+# This module loads with the first start, and the modules that diagnose with the first failure.
 
 # The words with which a start's processes ended decide, not everything that mentions memory.
 
@@ -112,37 +112,7 @@ _MOST_DEATHS = 5
 _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
 
 
-def started(
-    read: ReadStart,
-    wrapped: Callable[..., Any],
-    _instance: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a watched start; without a guard, or inside another watched call, run it unchanged."""
-    guards = entered.get()
-    if not guards or inside_call.get() or disabled():
-        return wrapped(*args, **kwargs)
-    token = inside_call.set(True)
-    try:
-        run = _run_of(guards[-1], read, wrapped, args, kwargs)
-        if run is None:
-            return wrapped(*args, **kwargs)
-        result, error = run.run()
-        if error is None:
-            run.attend(result)
-    finally:
-        inside_call.reset(token)
-    try:
-        if error is not None:
-            raise error
-        return result
-    finally:
-        # A local that names its own exception is a cycle, which would keep the frames below alive.
-        del error
-
-
-def _run_of(
+def run_of(
     owner: GuardEvents,
     read: ReadStart,
     wrapped: Callable[..., Any],

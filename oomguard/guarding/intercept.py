@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from oomguard.core.extensions import extension
 from oomguard.core.incident import Attempt, Diagnosis, Patch
 from oomguard.core.log import get_plain_logger
-from oomguard.core.partial_results import Partial
 from oomguard.core.process_state import disabled
 from oomguard.engines.protocol import (
     Handler,
@@ -35,6 +34,10 @@ from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.guarding.failure import add_note, is_memory_failure, run_guarded
 from oomguard.probe import torch_memory
 from oomguard.remedy.policy import Policy
+
+if TYPE_CHECKING:
+    from oomguard.core.partial_results import Partial
+    from oomguard.engines.start_attempt import ReadStart
 
 # Observers and telemetry see watched calls, and the attempts in them, but change nothing.
 
@@ -372,10 +375,9 @@ def watch() -> None:
     with _installing:
         if not watching:
             from oomguard.engines.registry import watch_starts
-            from oomguard.guarding.engine_start import started
 
             watch_calls(_watched, _watched_often, inside_call.get)
-            watch_starts(started)
+            watch_starts(_watched_start)
             watching.append(_watched)
 
 
@@ -423,6 +425,39 @@ def _watched(
     finally:
         if is_outer:
             concurrency.end()
+        inside_call.reset(token)
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        # A local that names its own exception is a cycle, which would keep the frames below alive.
+        del error
+
+
+def _watched_start(
+    read: ReadStart,
+    wrapped: Callable[..., Any],
+    _instance: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a watched start; without a guard, or inside another watched call, run it unchanged."""
+    guards = entered.get()
+    if not guards or inside_call.get() or disabled():
+        return wrapped(*args, **kwargs)
+    # Most guarded programs start no engine, so this module loads here.
+    from oomguard.guarding.engine_start import run_of
+
+    token = inside_call.set(True)
+    try:
+        run = run_of(guards[-1], read, wrapped, args, kwargs)
+        if run is None:
+            return wrapped(*args, **kwargs)
+        result, error = run.run()
+        if error is None:
+            run.attend(result)
+    finally:
         inside_call.reset(token)
     try:
         if error is not None:
