@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from oomguard.core.presentable import process_list
 from oomguard.engines.server import ListenAddress
-from oomguard.report.presentable import process_list
 from oomguard.supervisor.tree import pids
 
 _PROC: Final = Path("/proc")

@@ -372,7 +372,7 @@ class StartRun:
             )
 
     def _annotate(self, error: Exception, incident: Incident) -> None:
-        from oomguard.report.note import start_note
+        from oomguard.guarding.advice import start_note
 
         with contextlib.suppress(AttributeError, TypeError):
             error.add_note(start_note(incident, self._ledger.attempts))

@@ -306,7 +306,7 @@ def annotate(
         why_whole: why the call was not split, and what to write instead; None: no reason.
         why_not_joined: why the parts' results cannot be joined; None: that was not tried.
     """
-    from oomguard.report.note import note_in_guard, tried
+    from oomguard.guarding.advice import note_in_guard, tried
 
     if getattr(error, "__oomguard__", False):
         for line in tried(attempts):

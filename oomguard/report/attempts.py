@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import REGISTRY, format_gib
 from oomguard.core.incident import Attempt, Diagnosis, Effect
+from oomguard.core.presentable import drawn, masked
 from oomguard.report.html import to_html
 from oomguard.report.json import json_line, patch_dict, plain_value, to_dict
 from oomguard.report.markdown import cell, inline, to_markdown
-from oomguard.report.presentable import drawn, masked
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,10 +20,10 @@ from oomguard.core.past_runs import (
     PastAttempt,
     PastRun,
 )
+from oomguard.core.presentable import drawn, masked
 from oomguard.core.redact import HOME, MASK, homes_kept
 from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduction_sentence
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
-from oomguard.report.presentable import drawn, masked
 from oomguard.report.terminal import print_diagnosis
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from oomguard.core.incident import (
     Incident,
     SettingInForce,
 )
+from oomguard.core.presentable import drawn
 from oomguard.core.snapshot_records import DeviceMemory
+from oomguard.remedy.actions import action_why, amount, ruled_out_changes
 from oomguard.report.bar import contradiction, percent, segments
-from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import (
     GROUP_HEADINGS,
     STACK_HEADINGS,
@@ -36,15 +37,12 @@ from oomguard.report.snapshot import (
 )
 from oomguard.report.wording import (
     ShownIncident,
-    action_why,
-    amount,
     capacity,
     confidence,
     echoes,
     instead,
     pastes,
     place,
-    ruled_out_changes,
     settings_of_note,
     shown_once,
     start_title,

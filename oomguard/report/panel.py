@@ -15,18 +15,18 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import MIB, Fact, parse_size
 from oomguard.core.incident import Action, Cause, Evidence, Incident
 from oomguard.core.kinds import facts_of_headline
+from oomguard.core.presentable import engine
 from oomguard.diagnosis.diagnose import changed_command
+from oomguard.remedy.actions import ruled_out_changes
 from oomguard.report.bar import GRAY, GREEN, RED, BudgetBar, contradiction
 from oomguard.report.wording import (
     ShownIncident,
     decide_by,
     echoes,
-    engine,
     framework_name,
     instead,
     pastes,
     percent_sure,
-    ruled_out_changes,
     shortened,
     shown_causes,
     tradeoff,

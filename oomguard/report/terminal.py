@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomguard.core.incident import EMPTY, Diagnosis, EngineStart
+from oomguard.core.presentable import drawn, plain
 from oomguard.core.redact import homes_kept, mask
 from oomguard.report.bar import BudgetBar, contradiction, has_colors
 from oomguard.report.panel import Commands, PanelOptions, panel, summary_lines
-from oomguard.report.presentable import drawn, plain
 from oomguard.report.wording import (
     ShownIncident,
     capacity,

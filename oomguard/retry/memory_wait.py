@@ -102,7 +102,7 @@ def _holders(was: Device, now: Device, *, is_host_pid: bool | None) -> str:
         if len(grown) > 1:
             return f"by {len(grown)} processes outside this container's view"
         return "by a process outside this container's view"
-    from oomguard.report.presentable import process_list
+    from oomguard.core.presentable import process_list
 
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
     return f"by {process_list(by_growth, lambda pid: _has(grown[pid][0]))}"

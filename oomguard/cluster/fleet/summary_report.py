@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.cluster.fleet.findings import SettingChange
 from oomguard.cluster.fleet.groups import FleetSummary, IncidentGroup
 from oomguard.core.errors import InputError
+from oomguard.core.presentable import drawn, masked
 from oomguard.report.history import moment
 from oomguard.report.json import SCHEMA, json_line, plain_value
-from oomguard.report.presentable import drawn, masked
 
 if TYPE_CHECKING:
     from rich.console import Console
