@@ -141,7 +141,7 @@ _HOMES = {
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
     "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),
-    "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
+    "core.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }

@@ -48,9 +48,8 @@ from oomguard.estimate.start.kv_shortfall import (
 )
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.weights import around_elements, lora_bytes
-from oomguard.remedy.failure_model import FailureModel, ModelChain
 from oomguard.remedy.policy import Policy, assumed, grouped, why_blocked
-from oomguard.remedy.solution import Solution
+from oomguard.remedy.solution import FailureModel, ModelChain, Solution
 
 _ENGINE: Final = "vllm"  # the memory model plans only vLLM's starts
 

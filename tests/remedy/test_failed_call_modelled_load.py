@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Effect, Incident
-from oomguard.remedy.failed_load import LighterWeights, LoadModel, Weights
+from oomguard.remedy.failed_call import LighterWeights, LoadModel, Weights
 from oomguard.remedy.policy import Policy
 
 EIGHT = LighterWeights("quantization", "8bit", "load_in_8bit=True", 3 * GIB)

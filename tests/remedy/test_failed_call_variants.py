@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.remedy.call_variants import CACHE, CHUNK, Variant, solve_variant
+from oomguard.remedy.failed_call import CACHE, CHUNK, Variant, solve_variant
 
 
 def free(now=None, row_bytes=lambda value: None, *, is_changed=False):

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from oomguard.core.incident import EngineStart, Incident
 from oomguard.core.redact import is_masking, mask, mask_command, mask_value, unmasked
 from oomguard.core.text import strip_escapes
 
@@ -116,3 +117,12 @@ def _mask_by_name(name: Any, value: Any) -> Any:
     if isinstance(name, str) and isinstance(value, str):
         return mask_value(name, value)
     return value
+
+
+def engine(record: Incident | EngineStart) -> str:
+    """Return the framework and its version; "" for an unknown framework."""
+    if record.framework == "unknown":
+        return ""
+    if record.framework_version:
+        return f"{record.framework} {record.framework_version}"
+    return record.framework

@@ -1,4 +1,7 @@
-"""Run a causal model's forward in chunks of tokens: its KV cache carries the earlier ones."""
+"""Run a model's forward in chunks of tokens, or with other attention.
+
+In chunks, the KV cache of a causal model carries the earlier tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any, Final
 from oomguard.core.files import read_tables
 from oomguard.engines.transformers.independence import rope_by_length, user_code, why_state_of
 from oomguard.engines.transformers.inputs import (
-    NAMES,
+    CACHE_NAMES,
     compute_on_host,
     given_cache,
     name_in,
@@ -25,11 +28,11 @@ from oomguard.engines.transformers.inputs import (
 # tensor is not chunked.
 _ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})
 _MASK: Final = "attention_mask"
-_ALIKE: Final = frozenset({"cache_position", *NAMES, "use_cache", "labels"})
+_ALIKE: Final = frozenset({"cache_position", *CACHE_NAMES, "use_cache", "labels"})
 # Outputs that must be off, because they would have to be joined along other axes.
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
-_FILE: Final = Path(__file__).with_name("chunked_models.toml")
+_FILE: Final = Path(__file__).with_name("compared_models.toml")
 # A variant changes the model while it runs (chunks, other attention), so one call runs at a time.
 ONE_CALL: Final = threading.RLock()
 # transformers' class names for causal language models.
@@ -76,7 +79,7 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
             return f"{option} cannot be joined along the tokens"
     named = inspect.signature(type(model).forward).parameters
     if arguments.get("labels") is not None and (
-        loss := next((n for n in arguments if n not in named and n not in NAMES), None)
+        loss := next((n for n in arguments if n not in named and n not in CACHE_NAMES), None)
     ):
         return f"the argument {loss} belongs to the loss of the whole call"
     strange = next(
@@ -88,9 +91,15 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
 
 
 @functools.cache
+def _compared_models() -> Mapping[str, Any]:
+    """Return the contents of compared_models.toml."""
+    return next(iter(read_tables("compared models", [_FILE]).values()))
+
+
+@functools.cache
 def compared_families() -> frozenset[str]:
     """Return the model types whose outputs in chunks were compared with those at once."""
-    return frozenset(next(iter(read_tables("chunked", [_FILE]).values()))["model_types"])
+    return frozenset(_compared_models()["chunks"]["model_types"])
 
 
 def _is_of_tokens(name: str, value: Any) -> bool:
@@ -169,7 +178,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
     labels = given.pop("labels", None)
     keeps_cache = given.get("use_cache")
     cache = given_cache(given)
-    name = name_in(model) or NAMES[0]
+    name = name_in(model) or CACHE_NAMES[0]
     if cache is None:
         cache = DynamicCache(config=model.config)
     before = cache.get_seq_length()
@@ -214,3 +223,63 @@ def _part(given: Mapping[str, Any], start: int, stop: int, before: int) -> dict[
     if part.get("cache_position") is not None:
         part["cache_position"] = part["cache_position"][start:stop]
     return part
+
+
+# Eager attention keeps a score matrix, which torch's own attention does not need.
+
+
+_WITH_SCORES: Final = "eager"
+STATE: Final = "output_attentions"
+
+
+def why_not_use_attention(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Return why a call cannot run with attention that keeps no scores; None if it can."""
+    config: Any = getattr(model, "config", None)
+    now = getattr(config, "_attn_implementation", None)
+    family = str(getattr(config, "model_type", ""))
+    if now != _WITH_SCORES:
+        if now:
+            return "its attention already keeps no scores"
+        return "oomguard does not know its attention"
+    if not hasattr(model, "set_attn_implementation"):
+        return "this transformers cannot change a model's attention"
+    if family not in _families():
+        return f"models of the type {family} were not compared with other attention"
+    return _why_scores_are_needed(model, arguments)
+
+
+def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    if arguments.get(STATE) or getattr(model.config, STATE, False):
+        return f"{STATE} needs the scores"
+    if getattr(arguments.get("attention_mask"), "ndim", _MASK_AXES) != _MASK_AXES:
+        return "its attention_mask is made for eager attention"
+    if any(
+        module._forward_hooks
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower()
+    ):
+        return "your hook on its attention may read the scores"
+    return None
+
+
+@contextlib.contextmanager
+def use_attention(model: Any, implementation: str) -> Iterator[None]:
+    """Run a model with this attention implementation in the block."""
+    with ONE_CALL:  # the model's configuration is changed meanwhile
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        before = {
+            id(c): (c, c._attn_implementation)
+            for c in configs
+            if hasattr(c, "_attn_implementation")
+        }
+        try:
+            model.set_attn_implementation(implementation)
+            yield
+        finally:
+            for config, was in before.values():
+                config._attn_implementation = was
+
+
+@functools.cache
+def _families() -> frozenset[str]:
+    return frozenset(_compared_models()["attention"]["model_types"])

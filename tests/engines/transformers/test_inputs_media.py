@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.engines.transformers.forward import ForwardCall  # noqa: E402
-from oomguard.engines.transformers.media import Media, media_of  # noqa: E402
+from oomguard.engines.transformers.inputs import Media, media_of  # noqa: E402
 
 IMAGE = 60
 

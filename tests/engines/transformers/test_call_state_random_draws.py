@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from oomguard.engines.transformers.random_draws import Draws, generator_states  # noqa: E402
+from oomguard.engines.transformers.call_state import Draws, generator_states  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 ROWS, TOKENS, STEPS = 12, 97, 3

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from oomguard.core.facts import Fact
 from oomguard.core.incident import SettingInForce
-from oomguard.report.presentable import drawn, masked, plain, well_formed
+from oomguard.core.presentable import drawn, masked, plain, well_formed
 
 
 def test_a_record_without_secrets_comes_back_equal(diagnosis_of_all):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from oomguard.core.incident import Attempt, Cause, Effect, Incident, Patch
+from oomguard.guarding.advice import note
 from oomguard.remedy.actions import with_actions
-from oomguard.report.note import note
 from oomguard.rules.rule_files import ActionTable
 
 
