@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from oomguard.diagnosis.diagnose import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched
     from oomguard.engines.ray.runtime_env import ray_runtime_env
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
@@ -139,7 +139,7 @@ _HOMES = {
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
     "mapping.work": ("Results",),
-    "estimate.call.trace": ("CallBudget",),
+    "estimate.call.call_budget": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
     "cluster.placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
