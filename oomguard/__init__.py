@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
     from oomguard.diagnosis import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
@@ -135,7 +135,7 @@ _HOMES = {
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
     "mapping.work": ("Results",),
-    "estimate.call.trace": ("CallBudget",),
+    "estimate.call.call_budget": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
     "cluster.placement.devices": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.planning.plan import SolvedSetting
     from oomguard.planning.start import StartPlan
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Diagnosis
 from oomguard.core.presentable import masked
-from oomguard.estimate.call.trace import CallBudget
+from oomguard.estimate.call.call_budget import CallBudget
 from oomguard.planning.start import StartPlan
 from oomguard.report.json import to_dict
 from oomguard.report.markdown import cell, fenced, inline, to_markdown

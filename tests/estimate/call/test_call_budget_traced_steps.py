@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.estimate.call.trace import TracedSteps
+from oomguard.estimate.call.call_budget import TracedSteps
 
 # A prefill with weights (1) and a cache (2), then steps that each make a larger cache, a scratch, and end both predecessors.
 EVENTS = (

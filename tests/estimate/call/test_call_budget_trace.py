@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import InputError, SettingError
-from oomguard.estimate.call.trace import PlannedCall, traced_steps
+from oomguard.estimate.call.call_budget import PlannedCall, traced_steps
 
 pytest.importorskip("transformers")
 
