@@ -212,7 +212,7 @@ def test_the_supervisor_knows_nothing_of_ours_but_itself():
 
 # The same inside estimate/: constants and bytes first, then the model, then what vLLM and a call of generate make of it.
 ROOMS_OF_ESTIMATE = (
-    {"constants", "child_python", "budget", "fit", "sleep"},
+    {"constants", "child_python", "budget"},
     {"model"},
     {"printed_budget", "start", "call"},
 )

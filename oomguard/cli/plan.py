@@ -23,9 +23,8 @@ from oomguard.core.setting_spellings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
-    from oomguard.estimate.fit import Fit
-    from oomguard.planning.host_memory import HostBudget
-    from oomguard.planning.start import StartRequest
+    from oomguard.estimate import Fit
+    from oomguard.planning.start import HostBudget, StartRequest
 
 
 POSITIVE: Final = Count(1)
@@ -632,9 +631,7 @@ def start_request(
     **options: Any,
 ) -> StartRequest:
     """Return the start that the options of a command ask for; a context has its other flags."""
-    from oomguard.planning.host_memory import bytes_of_gib
-    from oomguard.planning.setting_values import START_SETTINGS
-    from oomguard.planning.start import read_start_request
+    from oomguard.planning.start import START_SETTINGS, bytes_of_gib, read_start_request
 
     others = (
         "gpu_memory",
@@ -689,7 +686,7 @@ def _host_words(settings: dict[str, Any]) -> list[str]:
 
 def _host(asked: StartRequest, settings: dict[str, Any]) -> HostBudget | None:
     """Return the host's memory of a start; None if no option concerns it."""
-    from oomguard.planning.host_memory import host_of_start
+    from oomguard.planning.start import host_of_start
 
     return host_of_start(
         asked.model,

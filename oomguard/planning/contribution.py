@@ -22,8 +22,7 @@ from oomguard.estimate.constants import engine_version
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.calibration import checked_correction, settings_of_start
-from oomguard.estimate.start.defaults import known_gpu
-from oomguard.estimate.start.start import VllmSettings
+from oomguard.estimate.start.start import VllmSettings, known_gpu
 from oomguard.planning.start import start_of_log
 
 SCHEMA: Final = 1

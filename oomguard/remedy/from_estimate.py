@@ -17,7 +17,6 @@ from oomguard.core.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, default_value
 from oomguard.core.settings import effect_of, value_in_force
 from oomguard.estimate.start.activations import peak_activation
-from oomguard.estimate.start.cuda_graphs import is_first_engine
 from oomguard.estimate.start.encoder_profile import (
     NO_IMAGES,
     encoder_of,
@@ -26,20 +25,19 @@ from oomguard.estimate.start.encoder_profile import (
 )
 from oomguard.estimate.start.failed_allocation import FailedAllocation, failed_allocation
 from oomguard.estimate.start.failed_start import (
-    FailedStart,
-    fails_while_profiling,
-    read_failed_start,
-)
-from oomguard.estimate.start.fit_settings import Fit, fit, solve
-from oomguard.estimate.start.kv_shortfall import (
     TOO_SMALL,
     ExactKv,
+    FailedStart,
     contradiction_of,
     exact_kv,
+    fails_while_profiling,
     kv_of,
     may_shrink_steps,
     pool_blocks,
+    read_failed_start,
 )
+from oomguard.estimate.start.fit_settings import Fit, fit, solve
+from oomguard.estimate.start.fixed_parts import is_first_engine
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.weights import around_elements, lora_bytes
 from oomguard.remedy.failure_model import FailureModel, ModelChain

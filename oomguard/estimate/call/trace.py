@@ -15,8 +15,8 @@ from typing import Any, Final
 from oomguard.core.errors import SettingError
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
+from oomguard.estimate import Fit, answer
 from oomguard.estimate.child_python import call_child
-from oomguard.estimate.fit import Fit, answer
 
 # The input and the result of an estimate for one ``generate`` call.
 

@@ -15,9 +15,8 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB, MIB
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import ModelShape
-from oomguard.estimate.start.cuda_graphs import cuda_graphs
 from oomguard.estimate.start.encoder_profile import NO_IMAGES, encoder_of, items_per_prompt
-from oomguard.estimate.start.non_torch import counts_graphs
+from oomguard.estimate.start.fixed_parts import counts_graphs, cuda_graphs
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 

@@ -25,8 +25,7 @@ from oomguard.estimate.model.model import Model, element_bytes
 from oomguard.estimate.model.quantization import quantizes_cache
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import model_runner
-from oomguard.estimate.start.defaults import has_latent_blocks
-from oomguard.estimate.start.start import VllmSettings
+from oomguard.estimate.start.start import VllmSettings, has_latent_blocks
 from oomguard.estimate.start.weights import stage_layers
 from oomguard.probe.host import multiplies_in_bfloat16
 

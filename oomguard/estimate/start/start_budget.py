@@ -21,14 +21,6 @@ from oomguard.estimate.start.activations import (
     peak_activation,
     prompt_logprobs_bytes,
 )
-from oomguard.estimate.start.cuda_graphs import is_first_engine, old_driver_note
-from oomguard.estimate.start.defaults import (
-    is_rocm,
-    is_unmeasured_platform,
-    known_gpu,
-    refuse_impossible,
-    with_defaults,
-)
 from oomguard.estimate.start.encoder_profile import (
     EncoderProfile,
     encoder_of,
@@ -36,15 +28,27 @@ from oomguard.estimate.start.encoder_profile import (
     profiled_seats,
     profiles_seats,
 )
-from oomguard.estimate.start.kv_cache import StartCaches, start_caches
-from oomguard.estimate.start.non_torch import (
+from oomguard.estimate.start.fixed_parts import (
     FixedParts,
     fixed_parts,
     free_uncertain_bytes,
+    is_first_engine,
+    old_driver_note,
     page_cache_bytes,
     uncertainties,
 )
-from oomguard.estimate.start.start import Correction, Stage, StartBudget, VllmSettings
+from oomguard.estimate.start.kv_cache import StartCaches, start_caches
+from oomguard.estimate.start.start import (
+    Correction,
+    Stage,
+    StartBudget,
+    VllmSettings,
+    is_rocm,
+    is_unmeasured_platform,
+    known_gpu,
+    refuse_impossible,
+    with_defaults,
+)
 from oomguard.estimate.start.weights import StartWeights, first_of_fullest, start_weights
 
 # The spread of a planned pool comes from its parts' own and from a share of the device.

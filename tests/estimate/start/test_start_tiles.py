@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from oomguard.estimate.constants import engine_version
 from oomguard.estimate.model.shape import ModelShape
-from oomguard.estimate.start import defaults, kv_cache
+from oomguard.estimate.start import kv_cache, start
 from oomguard.estimate.start.start import VllmSettings
 
 
 def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
     def check(version, has_tiles, device, multiple):
-        monkeypatch.setattr(defaults, "has_matrix_tiles", lambda: has_tiles)
-        monkeypatch.setattr(defaults, "keeps_latent", lambda _shape: True)
+        monkeypatch.setattr(start, "has_matrix_tiles", lambda: has_tiles)
+        monkeypatch.setattr(start, "keeps_latent", lambda _shape: True)
         settings = VllmSettings(engine_version(version), 2**34, 0.9, device=device)
-        assert defaults.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
+        assert start.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
 
     for version, has_tiles, device, multiple in [
         ("0.32.0", True, "cpu", 32),
