@@ -26,10 +26,9 @@ from oomguard.estimate.constants import engine_version as read_version
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.model.parameters import is_transformers_here
-from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.kv_cache import start_caches
-from oomguard.estimate.start.start import StartBudget, VllmSettings
-from oomguard.estimate.start.start_budget import budget_start
+from oomguard.estimate.start.start import StartBudget, VllmSettings, start_patch
+from oomguard.estimate.start.start_budget import budget_start, fit
 
 if TYPE_CHECKING:
     from oomguard.engines.command import Launch
@@ -441,8 +440,6 @@ def plan_start(asked: StartRequest) -> StartPlan:
         return StartPlan(budget, None, needed=needed, unsure=unsure)
     if not found.changed:
         return _fitting(asked, budget, found.budget.settings, ())
-    from oomguard.remedy.from_estimate import start_patch
-
     pool = format_gib(found.budget.kv_cache_pool_bytes)
     length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
@@ -482,8 +479,6 @@ def plan_by_engine(asked: StartRequest) -> StartPlan:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None, unsure=why_unsure(asked.model, budget))
-    from oomguard.remedy.from_estimate import start_patch
-
     reason = "the longest request that fits by vLLM's own layout"
     change = start_patch(
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from packaging.version import Version
 
 from oomguard.core.errors import SettingError
+from oomguard.core.incident import Patch
 from oomguard.core.records import Record
-from oomguard.core.setting_spellings import default_value, device_size
+from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, default_value, device_size
+from oomguard.core.settings import effect_of
 from oomguard.estimate import Fit, answer
 from oomguard.estimate.constants import gpus, plain_name, rows_of, since, tables
 from oomguard.estimate.model.layer_caches import keeps_latent
@@ -256,6 +260,32 @@ class StartBudget(Record):
         if self.settings.kv_cache_memory_bytes is None:
             return self.margin_bytes
         return self.settings.gpu_total_bytes - max(stage.used_bytes for stage in self.stages)
+
+
+def start_patch(
+    name: str,
+    old: Any,
+    new: Any,
+    reason: str,
+    predicts: Mapping[str, float] = MappingProxyType({}),
+    *,
+    version: str | None = None,
+) -> Patch:
+    """Return a patch of one setting of a vLLM start, spelled for that version of vLLM.
+
+    ``predicts`` is by fact.
+    """
+    return Patch(
+        name,
+        old,
+        new,
+        effect_of(name, old, new),
+        reason,
+        as_flag=as_flag(name, new, "vllm", version),
+        as_kwarg=as_kwarg(name, new, "vllm", version),
+        as_env=as_env(name, new),
+        predicts=predicts,
+    )
 
 
 # A known GPU's architecture and links decide padding and buffers in the engine.
