@@ -10,7 +10,7 @@ from typing import Any
 
 from oomguard.core.facts import GIB
 from oomguard.estimate import constants
-from oomguard.estimate.start import fixed_parts, start, start_budget
+from oomguard.estimate.start import encoder_profile, fixed_parts, start, start_budget
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
 from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
@@ -55,7 +55,7 @@ def with_counts(row: Row) -> Row | None:
     seen: dict[str, Any] = {}
     counted = fixed_parts.cuda_graphs
     linked = start.has_nvlink
-    profiled = start_budget.profile_encoder
+    profiled = encoder_profile.profile_encoder
 
     def noted(settings: Any, shape: Any) -> Any:
         seen.setdefault(
@@ -68,12 +68,12 @@ def with_counts(row: Row) -> Row | None:
         return seen.setdefault("encoder", profiled(*of))
 
     fixed_parts.cuda_graphs = noted
-    start_budget.profile_encoder = noted_encoder
+    encoder_profile.profile_encoder = noted_encoder
     try:
         plan = of_stage(planned(row), row.get("stage"))
     finally:
         fixed_parts.cuda_graphs = counted
-        start_budget.profile_encoder = profiled
+        encoder_profile.profile_encoder = profiled
     if isinstance(plan, str):
         print(f"no plan of {row['id']}: {plan}")
         return None

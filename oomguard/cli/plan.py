@@ -386,6 +386,21 @@ OTHER_FLAGS: Final = "oomguard.other_flags"
 KEPT_WORDS: Final = "oomguard.kept_words"
 
 
+def _has_own_options_only(args: list[str], options: Mapping[str, bool]) -> bool:
+    """Return whether a command line has one model and options of oomguard, with nothing of vLLM."""
+    models = 0
+    words = iter(args)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            models += 1
+        elif flag not in options:
+            return False
+        elif options[flag] and not equals:
+            next(words, None)
+    return models <= 1
+
+
 class PlanCommand(GroupedCommand):
     """Parse vLLM's flags as vLLM does; flags that are not an option go to ``ctx.meta``."""
 
@@ -398,14 +413,16 @@ class PlanCommand(GroupedCommand):
         """
         if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
             return super().parse_args(ctx, args)
-        from oomguard.engines.vllm.pasted_command import read_pasted
-
         options = {
             flag: not getattr(option, "is_flag", False)
             for option in self.get_params(ctx)
             for flag in (*option.opts, *option.secondary_opts)
             if flag.startswith("-")
         }
+        if _has_own_options_only(args, options):
+            return super().parse_args(ctx, args)
+        from oomguard.engines.vllm.pasted_command import read_pasted
+
         found = read_pasted(args, options)
         if found.unknown is not None:
             raise click.NoSuchOption(found.unknown, possibilities=found.nearest, ctx=ctx)
@@ -704,7 +721,6 @@ def _plan_start(
     from dataclasses import replace
 
     from oomguard.planning.start import plan_by_engine, plan_start
-    from oomguard.report.json import json_line
     from oomguard.report.plan import plan_record, print_start_plan
 
     if by_engine:
@@ -713,6 +729,8 @@ def _plan_start(
         plan = plan_start(asked)
     plan = replace(plan, host=host)
     if form == "json":
+        from oomguard.report.json import json_line
+
         record = plan_record(plan)
         if host is not None:
             record |= {"host": host.record(), "fit": plan.fit, "fits": plan.fits}

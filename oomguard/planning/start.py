@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import operator
+import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import metadata
@@ -16,10 +18,8 @@ from packaging.version import Version
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
-from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
-from oomguard.core.setting_spellings import default_value
-from oomguard.engines.vllm.own_command import serve_command
+from oomguard.core.setting_spellings import default_value, flag_words, surfaces
 from oomguard.estimate import Fit
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
@@ -239,6 +239,8 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
     if is_transformers_here():
         how = "plan with the folder of the checkpoint: oomguard reads its safetensors headers"
     else:
+        from oomguard.core.installation import install_hint
+
         how = f"plan with the checkpoint's folder, or install transformers: {install_hint('hf')}"
     return Unsure(because, "the size of the weights", how)
 
@@ -459,6 +461,49 @@ def _fitting(
     named = asked.given | {patch.setting for patch in changes}
     command = serve_command(budget.model, settings, named, asked.kept_words)
     return StartPlan(budget, command, changes, unsure=why_unsure(asked.model, budget))
+
+
+def serve_command(
+    model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()
+) -> str:
+    """Return the ``vllm serve`` command for a shell.
+
+    Args:
+        model: the model.
+        settings: vLLM's settings.
+        named: the settings to write; a setting at its default is left out.
+        kept_words: flags that are not settings here, as the user typed them.
+    """
+    return shlex.join(["vllm", "serve", model, *serve_words(settings, named), *kept_words])
+
+
+def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
+    """Return the flags of the settings in ``named``, without those at their default."""
+    words: list[str] = []
+    neutral = {field.name: field.default for field in fields(settings)}
+    for name in surfaces(_ENGINE):
+        value = getattr(settings, name, None)
+        if name in named and value is not None and value != neutral[name]:
+            words += _flag_words_of(name, value, str(settings.version))
+    return words
+
+
+def _flag_words_of(name: str, value: FactValue, version: str) -> list[str]:
+    """Return a setting's flag with its values.
+
+    In versions without the flag, return the flag of the JSON object that contains the setting.
+    """
+    own = surfaces(_ENGINE)[name]
+    flag_and_value = flag_words(name, value, _ENGINE, version)
+    if not own.many and not own.inside:
+        return flag_and_value or []
+    values = [int(word) for word in re.findall(r"\d+", str(value))]
+    if flag_and_value is not None:
+        return [flag_and_value[0], *map(str, values)]
+    flag, key = own.inside[0]
+    if own.many:
+        return [flag, json.dumps({key: values})]
+    return []
 
 
 def plan_by_engine(asked: StartRequest) -> StartPlan:

@@ -17,7 +17,6 @@ from oomguard.core.setting_spellings import as_flag, as_kwarg, default_value
 from oomguard.core.settings import effect_of, value_in_force
 from oomguard.estimate.start.activations import peak_activation
 from oomguard.estimate.start.encoder_profile import (
-    NO_IMAGES,
     encoder_of,
     profile_encoder,
     uncut_tokens,
@@ -36,7 +35,7 @@ from oomguard.estimate.start.failed_start import (
     read_failed_start,
 )
 from oomguard.estimate.start.fixed_parts import is_first_engine
-from oomguard.estimate.start.start import StartBudget, VllmSettings, start_patch
+from oomguard.estimate.start.start import NO_IMAGES, StartBudget, VllmSettings, start_patch
 from oomguard.estimate.start.start_budget import Fit, fit, solve
 from oomguard.estimate.start.weights import around_elements, lora_bytes
 from oomguard.remedy.failure_model import FailureModel, ModelChain

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import ConfigError, SettingError
 from oomguard.core.facts import format_gib
@@ -37,8 +37,10 @@ from oomguard.estimate.model.shape import (
     read_shape,
     text_part,
 )
-from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, scale_to_file
+
+if TYPE_CHECKING:
+    from oomguard.estimate.model.vision_encoder import Encoder
 
 # Read which draft model, or which MTP layers, speculative decoding adds.
 #
@@ -285,6 +287,8 @@ def read_audio_encoder(config: Mapping[str, Any], output_width: int) -> Encoder 
     if len(counts) != len(found):
         return None
     width, mlp, tokens = counts
+    from oomguard.estimate.model.vision_encoder import Encoder
+
     return Encoder(
         width,
         mlp,
@@ -392,6 +396,8 @@ def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
         return None
     if (audio := read_audio_encoder(model.config, shape.hidden)) is not None:
         return audio
+    from oomguard.estimate.model.vision_encoder import read_vision_encoder
+
     found = read_vision_encoder(model.config, model.processor, shape.hidden)
     return found or read_vision_encoder(fill_defaults(model.config), model.processor, shape.hidden)
 

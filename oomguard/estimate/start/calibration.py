@@ -23,7 +23,6 @@ from oomguard.core.incident import EngineStart
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.model.shape import ModelShape
-from oomguard.estimate.start.failed_start import local_path, settings_of
 from oomguard.estimate.start.fixed_parts import counts_graphs
 from oomguard.estimate.start.start import Correction, StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
@@ -124,6 +123,8 @@ def measured_start(starts: tuple[EngineStart, ...]) -> EngineStart:
 
 def settings_of_start(start: EngineStart) -> VllmSettings:
     """Return the settings of a measured start."""
+    from oomguard.estimate.start.failed_start import settings_of
+
     total = number_of(start.facts, "device_total_bytes") or 0
     return settings_of(start.settings, start.facts, start.framework_version, round(total))
 
@@ -270,6 +271,8 @@ def store_measurement(start: EngineStart, name: str, kept: Calibrations, session
         or not isinstance(named, str)
     ):
         return False
+    from oomguard.estimate.start.failed_start import local_path
+
     path = local_path(named)
     if path is None:
         return False

@@ -19,7 +19,6 @@ from oomguard.estimate import Fit, answer
 from oomguard.estimate.constants import gpus, plain_name, rows_of, since, tables
 from oomguard.estimate.model.layer_caches import keeps_latent
 from oomguard.estimate.model.shape import ModelShape
-from oomguard.probe.host import has_matrix_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +287,9 @@ def start_patch(
     )
 
 
+# vLLM's ``limit_mm_per_prompt`` that leaves the encoder unused.
+NO_IMAGES: Final = '{"image": 0, "video": 0}'
+
 # A known GPU's architecture and links decide padding and buffers in the engine.
 
 # Boards of one name report sizes that differ by this much (ECC, firmware).
@@ -507,9 +509,11 @@ def has_latent_blocks(settings: VllmSettings, shape: ModelShape) -> bool:
 
     It does not on AMX (vllm/platforms/cpu.py).
     """
-    return keeps_latent(shape) and not (
-        since("latent_tiles_since", settings.version) and has_matrix_tiles()
-    )
+    if not keeps_latent(shape):
+        return False
+    from oomguard.probe.host import has_matrix_tiles
+
+    return not (since("latent_tiles_since", settings.version) and has_matrix_tiles())
 
 
 def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB, MIB, format_gib
@@ -22,15 +22,6 @@ from oomguard.estimate.start.activations import (
     ActivationPeak,
     peak_activation,
     prompt_logprobs_bytes,
-)
-from oomguard.estimate.start.encoder_profile import (
-    NO_IMAGES,
-    EncoderProfile,
-    encoder_of,
-    items_per_prompt,
-    profile_encoder,
-    profiled_seats,
-    profiles_seats,
 )
 from oomguard.estimate.start.fixed_parts import (
     FixedParts,
@@ -45,6 +36,7 @@ from oomguard.estimate.start.fixed_parts import (
 )
 from oomguard.estimate.start.kv_cache import StartCaches, start_caches
 from oomguard.estimate.start.start import (
+    NO_IMAGES,
     Correction,
     Stage,
     StartBudget,
@@ -56,6 +48,9 @@ from oomguard.estimate.start.start import (
     with_defaults,
 )
 from oomguard.estimate.start.weights import StartWeights, first_of_fullest, start_weights
+
+if TYPE_CHECKING:
+    from oomguard.estimate.start.encoder_profile import EncoderProfile
 
 # The spread of a planned pool comes from its parts' own and from a share of the device.
 #
@@ -352,6 +347,8 @@ def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> Encode
             "needs additional memory"
         )
         return None
+    from oomguard.estimate.start.encoder_profile import encoder_of, profile_encoder
+
     if (encoder := encoder_of(model, settings)) is None:
         assumed.append(
             "images, audio and video: the estimate excludes the encoder's memory while "
@@ -426,10 +423,15 @@ def _peak(parts: _Parts, number: int) -> ActivationPeak:
 def _profiled_rows(parts: _Parts) -> int:
     """Return the requests in the sampler's profile."""
     settings = parts.settings
-    encoder = encoder_of(parts.model, parts.settings)
+    rows = settings.max_num_seqs or 0
+    if parts.model.encoder is None:
+        return rows
+    from oomguard.estimate.start.encoder_profile import encoder_of, profiled_seats, profiles_seats
+
+    encoder = encoder_of(parts.model, settings)
     if encoder is not None and profiles_seats(settings.version):
         return profiled_seats(encoder, settings)
-    return settings.max_num_seqs or 0
+    return rows
 
 
 def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
@@ -771,18 +773,23 @@ def _seqs(model: Model, settings: VllmSettings) -> VllmSettings | None:
     )
 
 
+def _image_tokens(model: Model, settings: VllmSettings) -> int:
+    """Return the tokens of an image that a prompt must have room for, or 0."""
+    if model.encoder is None:
+        return 0
+    from oomguard.estimate.start.encoder_profile import encoder_of, items_per_prompt
+
+    encoder = encoder_of(model, settings)
+    if encoder is None or not encoder.in_prompt:
+        return 0
+    if not items_per_prompt(settings.limit_mm_per_prompt, encoder):
+        return 0
+    return encoder.tokens_per_item
+
+
 def _length(model: Model, settings: VllmSettings) -> VllmSettings | None:
     now = settings.max_model_len or 0  # at most the model's own length: the estimator rejects more
-    shortest = _SHORTEST_TOKENS
-    encoder = encoder_of(model, settings)
-    if (
-        encoder is not None
-        and encoder.in_prompt
-        and items_per_prompt(settings.limit_mm_per_prompt, encoder)
-    ):
-        shortest = max(
-            shortest, encoder.tokens_per_item + 1
-        )  # the engine would refuse a prompt with an image
+    shortest = max(_SHORTEST_TOKENS, _image_tokens(model, settings) + 1)
     return _largest(
         model,
         shortest,

@@ -6,11 +6,12 @@ from oomguard.estimate.constants import engine_version
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start import kv_cache, start
 from oomguard.estimate.start.start import VllmSettings
+from oomguard.probe import host
 
 
 def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
     def check(version, has_tiles, device, multiple):
-        monkeypatch.setattr(start, "has_matrix_tiles", lambda: has_tiles)
+        monkeypatch.setattr(host, "has_matrix_tiles", lambda: has_tiles)
         monkeypatch.setattr(start, "keeps_latent", lambda _shape: True)
         settings = VllmSettings(engine_version(version), 2**34, 0.9, device=device)
         assert start.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
@@ -27,7 +28,7 @@ def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
 
 def test_recurrent_state_is_float32_if_the_cpu_has_bfloat16(subtests, monkeypatch):
     def check(multiplies, device, asked, size):
-        monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: multiplies)
+        monkeypatch.setattr(host, "multiplies_in_bfloat16", lambda: multiplies)
         settings = VllmSettings(
             engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked
         )
