@@ -92,7 +92,9 @@ def with_counts(row: Row) -> Row | None:
         "rocm": start.is_rocm(settings),
         "hopper": int(start.is_hopper_or_later(settings)),
         "fused_gib": start.fused_allreduce_bytes(settings) / GIB,
-        "graphs": 0 if settings.enforce_eager else fixed_parts.captured_graphs(settings),
+        "graphs": 0
+        if settings.enforce_eager
+        else fixed_parts.graph_counts(settings, shape)["bytes"],
         "graph_counts": fixed_parts.graph_counts(settings, shape),
         "graph_buffers_gib": fixed_parts.graph_buffers_bytes(
             settings, shape, fixed_parts.largest_decode_step(settings)

@@ -21,9 +21,10 @@ from packaging.version import Version
 
 from oomguard.core.errors import SettingError
 from oomguard.estimate.constants import constant, rows_of, since, tables
+from oomguard.estimate.model.layer_caches import keeps_latent
 from oomguard.estimate.model.model import read_speculation
-from oomguard.estimate.model.quantization import is_nvfp4, quantization_config
-from oomguard.estimate.model.shape import FAMILIES, ModelShape
+from oomguard.estimate.model.quantization import is_nvfp4, quantization_config, quantizes_cache
+from oomguard.estimate.model.shape import FAMILIES, ModelShape, encoder_decoder
 from oomguard.estimate.start.activations import compressed, has_indexer, model_runner
 from oomguard.estimate.start.start import (
     UNLINKED_RANKS,
@@ -71,6 +72,7 @@ def is_first_engine(settings: VllmSettings) -> bool:
 # vLLM runs each size once before it captures it, and torch's allocator caches that run's memory.
 
 _LOGIT_BYTES: Final = 4
+_FLASHINFER_HEADS: Final = frozenset({64, 128, 256})
 _GATE_AND_UP: Final = 2
 # vLLM's own kernels for NVFP4 experts reserve scales for this many tokens per chosen expert, one
 # byte per 16 elements: VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE in vllm/envs.py, scaled_fp4_experts_quant
@@ -81,14 +83,18 @@ _WORD_BYTES: Final = 4
 
 
 def graph_buffers_bytes(settings: VllmSettings, shape: ModelShape, decode_tokens: int) -> int:
-    """Return the bytes of the indexer's logits and dequantized weights during the capture.
+    """Return the bytes of the capture's buffers: indexer logits, dequantized weights, workspace.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
         shape: the model's numbers.
         decode_tokens: tokens of the largest captured decode-only step.
     """
-    return _indexer_logits(settings, shape, decode_tokens) + _dequantized(settings, shape)
+    return (
+        _indexer_logits(settings, shape, decode_tokens)
+        + _dequantized(settings, shape)
+        + _flashinfer_workspace(settings, shape)
+    )
 
 
 def _indexer_logits(settings: VllmSettings, shape: ModelShape, decode_tokens: int) -> int:
@@ -120,10 +126,38 @@ def _dequantized(settings: VllmSettings, shape: ModelShape) -> int:
     return copies * _GATE_AND_UP * width * shape.hidden * shape.dtype_bytes
 
 
+def _flashinfer_workspace(settings: VllmSettings, shape: ModelShape) -> int:
+    """Return the workspace of FlashInfer's attention, which the first captured decode step makes.
+
+    Source: _get_workspace_buffer in vllm/v1/attention/backends/flashinfer.py.
+    """
+    if _attends_with_flashinfer(settings, shape):
+        return int(constant("flashinfer_workspace", by_engine(settings))["bytes"])
+    return 0
+
+
+def _attends_with_flashinfer(settings: VllmSettings, shape: ModelShape) -> bool:
+    """Return whether vLLM chooses FlashInfer for attention (vllm/platforms/cuda.py, 0.13 to 0.32).
+
+    It is the first choice on B200 and B300. Elsewhere it replaces FlashAttention, which needs
+    Ampere or later, and Hopper for a cache of eight bits.
+    """
+    heads = {shape.head_dim, shape.number("global_head_dim") or shape.head_dim}
+    if is_rocm(settings) or keeps_latent(shape) or not heads <= _FLASHINFER_HEADS:
+        return False
+    architecture = architecture_of(settings)
+    if architecture == "turing" or (architecture == "blackwell" and has_nvlink(settings)):
+        return True
+    is_auto = settings.kv_cache_dtype == "auto"
+    eight_bits = quantizes_cache(shape) if is_auto else settings.kv_cache_dtype.startswith("fp8")
+    return eight_bits and architecture != "hopper"
+
+
 def fp4_scales_bytes(settings: VllmSettings, shape: ModelShape) -> int:
     """Return the scales of both inputs of gated NVFP4 experts.
 
-    They apply to GPUs with vLLM's own kernels: Blackwell without links.
+    They apply to GPUs with vLLM's own kernels: Blackwell cards without links. Three starts on a
+    GB10 had none.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -131,7 +165,8 @@ def fp4_scales_bytes(settings: VllmSettings, shape: ModelShape) -> int:
     """
     chosen = shape.number("num_experts_per_tok") or 0
     gated = shape.model_type not in FAMILIES["types"]["ungated_experts"]
-    own = gated and architecture_of(settings) in (None, "blackwell") and not has_nvlink(settings)
+    linked = settings.unified_memory or has_nvlink(settings)
+    own = gated and architecture_of(settings) in (None, "blackwell") and not linked
     if (shape.number("num_experts") or 0) <= 1 or not own or not is_nvfp4(shape):
         return 0
     width = (shape.number("moe_intermediate_size") or 0) // settings.tensor_parallel_size
@@ -175,7 +210,7 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
     )
     size = fitted + graph_buffers_bytes(settings, shape, largest_decode_step(settings))
     return Graphs(
-        captured_graphs(settings),
+        round(counts["bytes"]),
         round(size),
         round(prior["uncertainty_ratio"] * size),
         round(prior["estimate_ratio"] * size),
@@ -189,8 +224,12 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
         settings: vLLM's settings with all defaults filled in.
         shape: the model's numbers.
     """
-    sizes = captured_sizes_of(settings)
-    graphs = captured_graphs(settings)
+    decode_only = _captures_decode_only(settings, shape)
+    graphs = captured_graphs(settings, decode_only=decode_only)
+    if decode_only:
+        largest = largest_decode_step(settings)
+    else:
+        largest = max(captured_sizes_of(settings), default=0)
     layers = graphs * shape.layers / settings.pipeline_parallel_size
     nccl = (
         settings.tensor_parallel_size > 1
@@ -203,7 +242,7 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
         "bytes": graphs,
         "bytes_per_layer": layers,
         "bytes_per_layer_without_links": layers * nccl,
-        "bytes_per_token_and_hidden": max(sizes, default=0) * shape.hidden,
+        "bytes_per_token_and_hidden": largest * shape.hidden,
         "bytes_of_experts": experts,
         "bytes_of_quantized_experts": experts * quantized,
         "copies_of_fp4_scales": fp4_scales_bytes(settings, shape),
@@ -275,15 +314,23 @@ def old_driver_note(settings: VllmSettings, graphs_bytes: int) -> str | None:
     )
 
 
-def captured_graphs(settings: VllmSettings) -> int:
-    """Return the number of graphs: one per size, plus one per decode size with both modes."""
+def captured_graphs(settings: VllmSettings, *, decode_only: bool = False) -> int:
+    """Return the number of graphs: one per size, plus one per decode size with both modes.
+
+    Args:
+        settings: vLLM's settings with all defaults filled in.
+        decode_only: whether the start captures no other steps.
+    """
     rule = constant("captured_sizes", by_engine(settings))
-    rows = settings.max_num_seqs or 1
-    sizes = captured_sizes_of(settings)
     tokens = _request_tokens(settings)
-    graphs = len(sizes)
-    if rule["decode_too"]:
-        graphs += sum(tokens <= size <= rows * tokens for size in sizes)
+    sizes = captured_sizes_of(settings)
+    decode_sizes = [size for size in sizes if size >= tokens and size <= _most_decoded(settings)]
+    if decode_only:
+        graphs = len(decode_sizes)
+    elif rule["decode_too"]:
+        graphs = len(sizes) + len(decode_sizes)
+    else:
+        graphs = len(sizes)
     doubled = settings.enable_lora and since("lora_doubles_graphs_since", settings.version)
     if doubled:
         return 2 * graphs
@@ -292,8 +339,21 @@ def captured_graphs(settings: VllmSettings) -> int:
 
 def largest_decode_step(settings: VllmSettings) -> int:
     """Return the tokens of the largest captured decode-only step."""
-    most = (settings.max_num_seqs or 1) * _request_tokens(settings)
+    most = _most_decoded(settings)
     return max((size for size in captured_sizes_of(settings) if size <= most), default=0)
+
+
+def _most_decoded(settings: VllmSettings) -> int:
+    return (settings.max_num_seqs or 1) * _request_tokens(settings)
+
+
+def _captures_decode_only(settings: VllmSettings, shape: ModelShape) -> bool:
+    """Return whether a start captures decode steps only, as an encoder-decoder model's does.
+
+    Source: FULL_DECODE_ONLY in vllm/config/vllm.py, 0.32.
+    """
+    both = constant("captured_sizes", by_engine(settings))["decode_too"]
+    return both and encoder_decoder(shape.outer) is not None
 
 
 def captured_sizes_of(settings: VllmSettings) -> set[int]:
