@@ -1,7 +1,8 @@
 """Define the base of records that users see, and the names of memory counters.
 
-A record shows itself without secrets, prompts and home folders. Records do not implement masking. They ask the package's public module, which is above every package
-and knows how to display them. A test checks that no record imports a package above ``core``.
+A record shows itself without secrets, prompts and home folders. Records do not implement masking.
+They ask the package's public module, which is above every package and knows how to display them. A
+test checks that no record imports a package above ``core``.
 """
 
 from __future__ import annotations

@@ -128,7 +128,10 @@ def visible_devices(engine: str, version: str | None) -> VisibleDevices:
             own = Version(Version(version).base_version)
         except InvalidVersion:
             return VisibleDevices(bool(found["uuid"]), found["instance"], found["why"])
-        found = [row for row in rows if own in SpecifierSet(row.get("versions", ">=0"))][-1]
+        # The last row that fits is the newest.
+        for row in rows:
+            if own in SpecifierSet(row.get("versions", ">=0")):
+                found = row
     return VisibleDevices(bool(found["uuid"]), found["instance"], found["why"])
 
 
