@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 _MODULES: Final = {
     "call_metrics": "oomguard.telemetry.guarded_calls",
-    "run_metrics": "oomguard.telemetry.options",
+    "run_metrics": "oomguard.telemetry.run_metrics",
     "run_cluster": "oomguard.cluster.options",
     "fleet_summary": "oomguard.cluster.fleet.summary_report",
 }

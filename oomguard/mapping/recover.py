@@ -21,9 +21,8 @@ from typing import Any, Final
 import click
 
 from oomguard.core.errors import StoreError, UsageError
-from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
-from oomguard.mapping.store import Key, ResultStore
+from oomguard.mapping.store import Claims, Key, ResultStore
 
 _AT_ONCE: Final = 500
 # Offset of the number of pages in the header. If it is 0, SQLite uses the size of the file

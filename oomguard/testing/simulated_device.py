@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_bytes
 from oomguard.probe.live_storages import LiveStorages, PeakMeter
-from oomguard.testing.active_devices import entered
+from oomguard.testing.limit import active_devices
 from oomguard.testing.wordings import Figures, TorchMessage, find_wording, format_size, read_size
 
 # Blocks in which torch's caching allocator would store the tensors of a simulated device.
@@ -188,12 +188,12 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     def __enter__(self) -> SimulatedDevice:
         self.thread = threading.get_ident()
-        entered.append(self)
+        active_devices.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        entered.remove(self)
+        active_devices.remove(self)
         super().__exit__(*exc_info)
 
     def __call__(self, function: F) -> F:
