@@ -36,8 +36,7 @@ from oomguard.core import records
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.files import write_whole
 from oomguard.core.incident import Attempt
-from oomguard.core.process_state import disabled
-from oomguard.core.timeline import (
+from oomguard.core.measurements import (
     ALLOCATED,
     HOST,
     IN_USE,
@@ -53,6 +52,7 @@ from oomguard.core.timeline import (
     TimedAttempt,
     Timeline,
 )
+from oomguard.core.process import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls
 from oomguard.guarding.intercept import watch as watch_calls
@@ -67,8 +67,7 @@ from oomguard.guarding.observers import (
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.probe import torch_memory
 from oomguard.probe.host import Resident, peak_resident_bytes, resident_bytes
-from oomguard.probe.nvml import Device, Session
-from oomguard.probe.processes import sees_host_pids
+from oomguard.probe.nvml import Device, Session, sees_host_pids
 from oomguard.probe.torch_memory import Peaks
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import DeadlineError
 from oomguard.core.facts import Fact, FactValue, format_gib
-from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.core.kinds import CURABLE_KINDS
+from oomguard.core.incident import CURABLE_KINDS, Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.probe import nvml
 from oomguard.probe.nvml import Device
@@ -133,7 +132,7 @@ class Ledger:
             local_models: whether the memory model may read a model folder that the output names.
             behind: the memory model behind the failure; None: none is known.
         """
-        from oomguard.diagnosis.diagnose import assess_all
+        from oomguard.diagnosis import assess_all
 
         self.tried.update((self.settings if failed_with is None else failed_with).items())
         found = assess_all(
@@ -314,7 +313,7 @@ def wait_until_free(
                 at_most_s=round(limit_s),
             )
         if time.monotonic() > deadline:
-            from oomguard.probe.processes import sees_host_pids
+            from oomguard.probe.nvml import sees_host_pids
 
             if host_pids is None:
                 is_host_pid = sees_host_pids()

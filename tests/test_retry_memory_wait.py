@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from oomguard import retry
-from oomguard.probe import nvml, processes
+from oomguard.probe import nvml
 from oomguard.probe.nvml import Device
 from oomguard.retry import wait_until_free
 
@@ -84,7 +84,7 @@ def test_the_largest_come_first_and_the_rest_are_counted(answers):
 def test_a_holder_that_cannot_be_known_is_said_to_be_that(
     answers, by_pid, host_pids, said, monkeypatch
 ):
-    monkeypatch.setattr(processes, "sees_host_pids", lambda: host_pids)
+    monkeypatch.setattr(nvml, "sees_host_pids", lambda: host_pids)
     answers.append((device(14.0, by_pid),))
     assert wait([device(20.0, {})], host_pids=host_pids) == f"GPU 0: 6.00 GiB still held, {said}"
 

@@ -43,12 +43,17 @@ from oomguard.core.errors import DeadlineError, PlacementError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import surface
-from oomguard.core.settings import SETTINGS
-from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
+from oomguard.core.settings import SETTINGS, surface
+from oomguard.engines.command import (
+    Launch,
+    StartedEngine,
+    changes_with,
+    with_change,
+    with_failed_engine,
+    without_changes,
+)
 from oomguard.engines.protocol import Insight, Launcher
 from oomguard.engines.registry import insight_of, launcher_of
-from oomguard.engines.start_attempt import StartedEngine, changes_with
 from oomguard.probe.host import Cgroup, read_cgroup
 from oomguard.remedy.policy import Policy, is_out_of_question, with_needed
 from oomguard.retry import Ledger

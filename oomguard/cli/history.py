@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand, Option
 from oomguard.cli.options import (
     RECORDS,
     Age,
     Count,
+    GroupedCommand,
     Moment,
+    Option,
     color_option,
     console_of,
     format_option,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Attempt, Diagnosis
-from oomguard.diagnosis.diagnose import assess_all, default_rules
+from oomguard.diagnosis import assess_all, default_rules
 from oomguard.engines.registry import insight_of, launchers
 from oomguard.guarding.failure import (
     add_note,

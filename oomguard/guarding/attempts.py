@@ -11,9 +11,9 @@ from typing import Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Incident, SettingInForce
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.settings import setting
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.guarding.failure import (
     annotate,
     clear,

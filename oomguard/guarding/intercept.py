@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.core.incident import Attempt
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.engines.protocol import (
     Handler,
     OverridingReader,

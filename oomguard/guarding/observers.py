@@ -13,10 +13,10 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
-from oomguard.core.extensions import extension
+from oomguard.core.errors import Partial
 from oomguard.core.incident import Attempt, Diagnosis, Patch
+from oomguard.core.installation import extension
 from oomguard.core.log import get_plain_logger
-from oomguard.core.partial_results import Partial
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.remedy.policy import Policy

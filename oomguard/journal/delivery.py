@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from oomguard.core import safe_python
 from oomguard.core.errors import InputError, NoJournalError
+from oomguard.core.process import python_command, python_environment
 from oomguard.journal.codec import AttemptEnd, AttemptRow, RunIdentity
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import (
@@ -213,8 +213,8 @@ class DeliveryProcess:
 
     def __init__(self, location: JournalUrl, path: Path) -> None:
         self._process = subprocess.Popen(
-            safe_python.command(__name__),
-            env=safe_python.environment(),
+            python_command(__name__),
+            env=python_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from oomguard.core.facts import FactValue
 from oomguard.core.files import open_regular
 from oomguard.core.incident import Attempt, Patch
 from oomguard.core.past_runs import STOP_STATUSES, KnownSettings, PastAttempt, PastRun
-from oomguard.core.process_state import status_in_words
+from oomguard.core.process import status_in_words
 from oomguard.journal.codec import (
     incident_of,
     numbers_of,

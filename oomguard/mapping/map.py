@@ -31,7 +31,7 @@ from oomguard.core.errors import OomguardError, SettingError, StoreError, UsageE
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger, pauses
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.guarding.failure import add_note, clear, is_out_of_memory, run_guarded
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName, guard, state_of
 from oomguard.mapping.computation import Computation, computation_of, differences

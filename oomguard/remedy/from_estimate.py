@@ -14,8 +14,14 @@ from typing import Any, Final
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import PATCHED, Alternative, Effect, Incident, Patch
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, default_value
-from oomguard.core.settings import effect_of, value_in_force
+from oomguard.core.settings import (
+    as_env,
+    as_flag,
+    as_kwarg,
+    default_value,
+    effect_of,
+    value_in_force,
+)
 from oomguard.estimate.start.activations import peak_activation
 from oomguard.estimate.start.cuda_graphs import is_first_engine
 from oomguard.estimate.start.encoder_profile import (

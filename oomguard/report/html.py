@@ -23,18 +23,9 @@ from oomguard.core.incident import (
     Incident,
     SettingInForce,
 )
-from oomguard.core.snapshot_records import DeviceMemory
+from oomguard.core.measurements import DeviceMemory
 from oomguard.report.bar import contradiction, percent, segments
-from oomguard.report.presentable import drawn
-from oomguard.report.snapshot import (
-    GROUP_HEADINGS,
-    STACK_HEADINGS,
-    group_rows,
-    sentences,
-    stack_rows,
-    title,
-)
-from oomguard.report.wording import (
+from oomguard.report.phrases import (
     ShownIncident,
     action_why,
     amount,
@@ -50,6 +41,15 @@ from oomguard.report.wording import (
     start_title,
     tradeoff,
     what_died,
+)
+from oomguard.report.presentable import drawn
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
 )
 
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
 from oomguard.report.bar import contradiction, percent, segments
-from oomguard.report.presentable import drawn
-from oomguard.report.snapshot import (
-    GROUP_HEADINGS,
-    STACK_HEADINGS,
-    group_rows,
-    sentences,
-    stack_rows,
-    title,
-)
-from oomguard.report.wording import (
+from oomguard.report.phrases import (
     ShownIncident,
     action_why,
     capacity,
@@ -33,12 +24,21 @@ from oomguard.report.wording import (
     tradeoff,
     what_died,
 )
+from oomguard.report.presentable import drawn
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from oomguard.core.snapshot_records import DeviceMemory
+    from oomguard.core.measurements import DeviceMemory
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}

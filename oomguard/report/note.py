@@ -8,8 +8,8 @@ from typing import Final
 
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Action, Attempt, Incident
+from oomguard.report.phrases import action_why, engine, ruled_out_changes
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import action_why, engine, ruled_out_changes
 
 # A fact that only a guard measures, after it has tried every change that could help.
 _MEASURED: Final = "prompt_tokens"

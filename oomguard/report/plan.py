@@ -11,7 +11,7 @@ from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.redact import mask_command
-from oomguard.core.setting_spellings import as_flag
+from oomguard.core.settings import as_flag
 from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget

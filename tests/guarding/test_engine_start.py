@@ -47,9 +47,9 @@ def test_every_front_end_gets_a_working_engine_with_one_start(program):
 
 def test_engines_that_outlived_their_program_have_an_end_command(program):
     ran = program("""
-        from oomguard.probe import device_checks as devices
+        from oomguard.probe import checks
         def main():
-            devices.vllm_orphans = lambda: ({4711: "VLLM::EngineCore"}, False)
+            checks.vllm_orphans = lambda: ({4711: "VLLM::EngineCore"}, False)
             with oomguard.guard(allow="reduces-capacity"):
                 llm = LLM("org/model", **SMALL)
             llm.llm_engine.engine_core.shutdown()

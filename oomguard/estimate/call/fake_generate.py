@@ -30,7 +30,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from oomguard.core.files import read_tables
 from oomguard.estimate.call.trace import STEPS, TracedSteps
-from oomguard.probe.live_storages import LiveStorages
+from oomguard.probe.torch_memory import LiveStorages
 
 # ``copy.deepcopy`` of a fake tensor must become an operation with a shape and a size.
 #
