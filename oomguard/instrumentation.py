@@ -157,13 +157,11 @@ class Readings:
         """Return a name for each NVML device in use by torch, or for all without torch."""
         assert self._nvml is not None  # noqa: S101 - asked only while it is open
         uuids = self._nvml.uuids
-        worked_on = sorted(
-            {
-                key.device
-                for key in of_torch
-                if key.what == ALLOCATED and key.device.startswith("cuda:")
-            }
-        )
+        parts = []
+        for key in of_torch:
+            if key.what == ALLOCATED and key.device.startswith("cuda:"):
+                parts.append(key.device)
+        worked_on = sorted(parts)
         if not worked_on:
             return {index: f"GPU {index}" for index in uuids}
         names: dict[int, str] = {}
@@ -187,7 +185,10 @@ class Readings:
         found = {IN_USE: used}
         by_pid = device.used_bytes_by_pid
         if self._knows_pids and by_pid is not None:
-            own = [size for pid, size in by_pid.items() if self._belongs_here(pid)]
+            own = []
+            for pid, size in by_pid.items():
+                if self._belongs_here(pid):
+                    own.append(size)
             if None not in own:
                 found[OWN] = sum(size for size in own if size is not None)
                 found[OTHERS] = max(0, used - found[OWN])
@@ -256,7 +257,11 @@ def _most(samples: list[Sample]) -> Sample:
 
 def most(*sizes: int | None) -> int | None:
     """Return the largest known size, or None if none is known."""
-    return max((size for size in sizes if size is not None), default=None)
+    found = []
+    for size in sizes:
+        if size is not None:
+            found.append(size)
+    return max(found, default=None)
 
 
 def uses_of(
@@ -266,18 +271,20 @@ def uses_of(
     limits: Mapping[Counter, int],
 ) -> tuple[MemoryUse, ...]:
     """Return every counter's use: before, peak and after. Only torch's peak is exact."""
-    return tuple(
-        MemoryUse(
-            key.device,
-            key.what,
-            before.get(key),
-            most(before.get(key), peaks.get(key), after.get(key)),
-            after.get(key),
-            limits.get(key),
-            sampled=key.what not in {ALLOCATED, RESERVED},
+    found = []
+    for key in dict.fromkeys([*before, *peaks, *after]):
+        found.append(
+            MemoryUse(
+                key.device,
+                key.what,
+                before.get(key),
+                most(before.get(key), peaks.get(key), after.get(key)),
+                after.get(key),
+                limits.get(key),
+                sampled=key.what not in {ALLOCATED, RESERVED},
+            )
         )
-        for key in dict.fromkeys([*before, *peaks, *after])
-    )
+    return tuple(found)
 
 
 readings: Final = Readings()
@@ -464,12 +471,15 @@ class WatchMeasurement:
             self.take(self._after, time.monotonic())
             self._rise_to(self._peaks.so_far())
         found = uses_of(self._before, self._most, self._after, self.limits)
-        return tuple(
-            replace(
-                use, sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact)
+        chosen = []
+        for use in found:
+            chosen.append(
+                replace(
+                    use,
+                    sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact),
+                )
             )
-            for use in found
-        )
+        return tuple(chosen)
 
     def _ask_limits_of(self, values: Bytes) -> None:
         # Make a new dictionary: finished rows keep the old one.
@@ -855,16 +865,18 @@ class Rows:
 
 def _sum(sum_of_rows: SeenCall, row: SeenCall) -> SeenCall:
     later = {(use.device, use.what): use for use in row.uses}
-    uses = tuple(
-        replace(
-            use,
-            peak_bytes=most(use.peak_bytes, later[use.device, use.what].peak_bytes),
-            after_bytes=later[use.device, use.what].after_bytes,
+    listed = []
+    for use in sum_of_rows.uses:
+        listed.append(
+            replace(
+                use,
+                peak_bytes=most(use.peak_bytes, later[use.device, use.what].peak_bytes),
+                after_bytes=later[use.device, use.what].after_bytes,
+            )
+            if (use.device, use.what) in later
+            else use
         )
-        if (use.device, use.what) in later
-        else use
-        for use in sum_of_rows.uses
-    )
+    uses = tuple(listed)
     return replace(
         sum_of_rows,
         seconds=sum_of_rows.seconds + row.seconds,

@@ -271,7 +271,11 @@ TOLERANCE_RATIO: Final = 0.01
 
 def devices_by_index() -> dict[int, Device]:
     """Return the devices with known free memory, by index."""
-    return {d.index: d for d in nvml.devices() or () if d.free_bytes is not None}
+    found = {}
+    for d in nvml.devices() or ():
+        if d.free_bytes is not None:
+            found[d.index] = d
+    return found
 
 
 def wait_until_free(

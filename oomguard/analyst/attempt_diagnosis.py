@@ -153,9 +153,10 @@ def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosi
     """
     names = [PurePath(word).name for word in argv]
     is_labelled = "srun" in names and bool(_LABELS & set(names))
-    found = tuple(
-        _named(incident, tail, is_labelled=is_labelled) for incident in diagnosis.incidents
-    )
+    listed = []
+    for incident in diagnosis.incidents:
+        listed.append(_named(incident, tail, is_labelled=is_labelled))
+    found = tuple(listed)
     return replace(diagnosis, incidents=found)
 
 
@@ -301,7 +302,11 @@ class AttemptDiagnoser:
             scanned = output.or_engine_log(scanned, self.insight.said(launch), self.rules, settings)
             scanned = with_ranks(scanned, output.tail, first.argv)
         if death is not None:  # failures of an earlier start or of a request did not end the run
-            own = tuple(i for i in scanned.incidents if i.start == death.start)
+            listed = []
+            for i in scanned.incidents:
+                if i.start == death.start:
+                    listed.append(i)
+            own = tuple(listed)
             scanned = replace(scanned, incidents=own or (death,))
         if ended is not None:  # oomguard caused what the engine printed while it was stopped
             found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
@@ -356,7 +361,11 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
     facts = {name: Fact(name, value, "measured") for name, value in figures.items()}
     curve = _stop_curve(record["curve"])
     lines = (_stop_sentence(record), curve, _killed_processes(record["killed"]))
-    evidence = tuple(Evidence(line) for line in lines if line)
+    listed = []
+    for line in lines:
+        if line:
+            listed.append(Evidence(line))
+    evidence = tuple(listed)
     incident = Incident(
         _STOP_KIND,
         evidence[0].text,
@@ -413,7 +422,10 @@ def _stop_curve(curve: Sequence[Sequence[float]]) -> str:
     """Return what was left in the last minute, as one line."""
     shown = []
     for seconds in _CURVE_POINTS_S:
-        earlier = [left for at_s, left in curve if at_s <= -seconds]
+        earlier = []
+        for at_s, left in curve:
+            if at_s <= -seconds:
+                earlier.append(left)
         if earlier:
             shown.append(f"{format_gib(earlier[-1])} {seconds} s before")
     shown.append(f"{format_gib(curve[-1][1])} at the stop")

@@ -91,7 +91,10 @@ def commands_to_paste(
     from oomguard.core.redact import mask_command
 
     first = replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={})
-    solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
+    solved = {}
+    for patch in incident.plan:
+        if not is_out_of_question(patch):
+            solved[patch.setting] = patch.new
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
     groups = {
         patch.setting: {
@@ -189,7 +192,10 @@ def _with_next_first(
     An expert may prefer another action, but the user did not permit it.
     """
     names = {patch.setting for patch in wanted}
-    first = [action for action in incident.actions if action.id in names]
+    first = []
+    for action in incident.actions:
+        if action.id in names:
+            first.append(action)
     rest = [action for action in incident.actions if action.id not in names]
     shown = replace(incident, actions=(*first, *rest))
     return replace(
@@ -227,9 +233,11 @@ def refusal_of(
 
 def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
     """Return the settings in the user's command, before any change of ours."""
-    return tuple(
-        name for name, found in engine.settings_in_force(first).items() if found.set_by_user
-    )
+    chosen = []
+    for name, found in engine.settings_in_force(first).items():
+        if found.set_by_user:
+            chosen.append(name)
+    return tuple(chosen)
 
 
 @dataclass(slots=True)
@@ -585,9 +593,10 @@ class AttemptLoop:
 
     def _shown(self) -> str:
         """Return the next attempt as a line to paste, without parts of this run only."""
-        chosen = {
-            patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None
-        }
+        chosen = {}
+        for patch in self._ledger.pending:
+            if patch.new is not None:
+                chosen[patch.setting] = patch.new
         return to_paste(self._first, self._engine, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:

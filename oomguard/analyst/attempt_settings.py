@@ -73,11 +73,10 @@ class EnvLauncher:
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
         """Return a line to paste that runs the launch with these settings."""
         line = self._engine.shown(launch, _others(settings))
-        variables = {
-            name: value
-            for name, value in _merged(settings).items()
-            if name == CUDA or name in _set()
-        }
+        variables = {}
+        for name, value in _merged(settings).items():
+            if name == CUDA or name in _set():
+                variables[name] = value
         variables |= _devices(settings)
         return " ".join(
             [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), line]
@@ -89,7 +88,11 @@ class EnvLauncher:
 
 
 def _others(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
-    return {name: value for name, value in settings.items() if name not in BY_VARIABLE}
+    found = {}
+    for name, value in settings.items():
+        if name not in BY_VARIABLE:
+            found[name] = value
+    return found
 
 
 def _devices(settings: Mapping[str, FactValue]) -> dict[str, str]:
@@ -100,7 +103,11 @@ def _devices(settings: Mapping[str, FactValue]) -> dict[str, str]:
 
 def _set() -> dict[str, str]:
     """Return the allocator's variables of this process."""
-    return {name: os.environ[name] for name in (*_NAMES, HIP) if os.environ.get(name)}
+    found = {}
+    for name in (*_NAMES, HIP):
+        if os.environ.get(name):
+            found[name] = os.environ[name]
+    return found
 
 
 def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
@@ -132,11 +139,11 @@ def given_settings(
     if last is None or last.arguments is None or engine.is_own_command(launch.argv):
         return engine.settings_in_force(launch)
     known = {"model": last.model} | dict(last.arguments)
-    return {
-        name: SettingInForce(name, value, True, ARGUMENTS)
-        for name, value in known.items()
-        if value is not None
-    }
+    found = {}
+    for name, value in known.items():
+        if value is not None:
+            found[name] = SettingInForce(name, value, True, ARGUMENTS)
+    return found
 
 
 def with_effective_settings(
@@ -222,11 +229,10 @@ def _with_patched(
     """
     changed = dict(settings)
     if launch.engine_changes:
-        meant = [
-            change.settings
-            for change in launch.engine_changes
-            if change.reaches(failed_model(incident), None)
-        ]
+        meant = []
+        for change in launch.engine_changes:
+            if change.reaches(failed_model(incident), None):
+                meant.append(change.settings)
         changed = {name: value for one in meant for name, value in one.items()}
     found = dict(incident.settings)
     facts = dict(incident.facts)

@@ -88,7 +88,10 @@ class Trend:
 
     def _of_window(self, window_s: float) -> Forecast | None:
         now_s = self._samples[-1][0] if self._samples else 0.0
-        inside = [one for one in self._samples if now_s - one[0] <= window_s]
+        inside = []
+        for one in self._samples:
+            if now_s - one[0] <= window_s:
+                inside.append(one)
         if not inside or now_s - inside[0][0] < 0.9 * window_s:
             return None
         points = _floors(inside, now_s - window_s, window_s)
@@ -99,7 +102,11 @@ class Trend:
         if growth <= 0:
             return None
         recent_s = now_s - window_s / _PARTS
-        peak = max(size for at_s, size in inside if at_s >= recent_s)
+        parts = []
+        for at_s, size in inside:
+            if at_s >= recent_s:
+                parts.append(size)
+        peak = max(parts)
         left_s = (self.limit_bytes - peak) / growth
         if left_s > window_s * _REACH_RATIO or used < _LEAST_FILL_RATIO * self.limit_bytes:
             return None
@@ -125,11 +132,10 @@ def _floors(
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Return the median slope of all pairs of points (Theil-Sen); outliers do not move it."""
-    slopes = [
-        (size - before) / (at_s - before_s)
-        for number, (before_s, before) in enumerate(points)
-        for at_s, size in points[number + 1 :]
-    ]
+    slopes = []
+    for number, (before_s, before) in enumerate(points):
+        for at_s, size in points[number + 1 :]:
+            slopes.append((size - before) / (at_s - before_s))
     return statistics.median(slopes)
 
 

@@ -114,13 +114,14 @@ def device_words() -> str | None:
 
     With several kinds, or parts of a GPU, the text includes the visible devices.
     """
-    kinds = {
-        device.name
-        if device.total_bytes is None
-        else f"{device.name}, {format_gib(device.total_bytes)}"
-        for device in devices() or ()
-        if device.name
-    }
+    kinds = set()
+    for device in devices() or ():
+        if device.name:
+            kinds.add(
+                device.name
+                if device.total_bytes is None
+                else f"{device.name}, {format_gib(device.total_bytes)}"
+            )
     if not kinds:
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -160,11 +161,11 @@ def chosen_by_user(incident: Incident | None) -> dict[str, bool | None]:
         plan = incident.plan
     else:
         plan = ()
-    return {
-        patch.setting: set_by_user(patch.setting, incident)
-        for patch in plan
-        if incident and patch.new is not None
-    }
+    found = {}
+    for patch in plan:
+        if incident and patch.new is not None:
+            found[patch.setting] = set_by_user(patch.setting, incident)
+    return found
 
 
 def last_start(
@@ -389,7 +390,10 @@ class JournalHook:
 
             if self._journal is None and self._open is not None:
                 self._journal = self._open()
-            predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
+            predicted = {}
+            for patch in patches:
+                for name, value in patch.predicts.items():
+                    predicted[name] = value
             dicts = [patch_dict(patch) for patch in patches]
             words = mask_command(command)
             record = AttemptRow(

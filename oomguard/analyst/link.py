@@ -235,9 +235,10 @@ class Link:
 
     def _changed_environment(self) -> dict[str, str | None]:
         """Return our own changes of the environment, which the command gets too."""
-        changed: dict[str, str | None] = {
-            name: value for name, value in os.environ.items() if self._environ.get(name) != value
-        }
+        changed: dict[str, str | None] = {}
+        for name, value in os.environ.items():
+            if self._environ.get(name) != value:
+                changed[name] = value
         return changed | {name: None for name in self._environ if name not in os.environ}
 
     def output_now(self, *, counts: bool = False) -> RecordedOutput:

@@ -151,7 +151,10 @@ def step_figures(survived: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         ("smallest_step_tokens", "most_tokens", min),
         ("longest_recovery_ms", "took_ms", max),
     ):
-        values = [row[key] for row in survived if isinstance(row.get(key), (int, float))]
+        values = []
+        for row in survived:
+            if isinstance(row.get(key), (int, float)):
+                values.append(row[key])
         if values:
             found[name] = float(choose(values))
     return found

@@ -57,7 +57,11 @@ def final_traceback(tail: bytes) -> FinalTraceback | None:
     """Return the traceback at the end of the output; None if the output does not end with one."""
     texts = _UnprefixedLines(tail)
     heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
-    head = next((i for i in heads if not _above(texts, i).startswith(_not_the_end())), None)
+    head = None
+    for i in heads:
+        if not _above(texts, i).startswith(_not_the_end()):
+            head = i
+            break
     if head is None:
         return None
     end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
@@ -101,12 +105,18 @@ def _direct_cause(texts: _UnprefixedLines, head: int) -> int | None:
     """Return the start of the direct cause of the traceback at ``head``; None if it names none."""
     if not _above(texts, head).startswith(_CAUSE):
         return None
-    return next((i for i in range(head - 1, -1, -1) if texts.is_head(i)), None)
+    for i in range(head - 1, -1, -1):
+        if texts.is_head(i):
+            return i
+    return None
 
 
 def _above(texts: _UnprefixedLines, at: int) -> str:
     """Return the nearest line above that is not empty; "" if there is none."""
-    return next((texts[i] for i in range(at - 1, max(-1, at - 5), -1) if texts[i].strip()), "")
+    for i in range(at - 1, max(-1, at - 5), -1):
+        if texts[i].strip():
+            return texts[i]
+    return ""
 
 
 @functools.cache
@@ -307,7 +317,11 @@ class ParsedOutput:
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
         """Return the printed figures that a prediction can be compared with, plus the KV cache."""
         wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
-        return {name: value for name, value in self.scanner.measured.items() if name in wanted}
+        found = {}
+        for name, value in self.scanner.measured.items():
+            if name in wanted:
+                found[name] = value
+        return found
 
 
 def parse_output(recording: RecordedOutput, status: int, rules: RuleSet) -> ParsedOutput:

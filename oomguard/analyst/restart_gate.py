@@ -181,7 +181,11 @@ class CrashLoop:
         first = self._alike[0]
         last = self._alike[-1]
         kind, rule, phase = last.cause
-        where = ", ".join(word for word in (rule, phase) if word and word != "unknown")
+        parts = []
+        for word in (rule, phase):
+            if word and word != "unknown":
+                parts.append(word)
+        where = ", ".join(parts)
         if where:
             of = f"{kind} ({where})"
         else:
@@ -422,9 +426,10 @@ class RestartGate:
         ``STARTS_ALIKE`` attempts in a row with the same quick end stop the run.
         """
         ended_s = time.monotonic()
-        alike = [
-            one for one in self._ledger.attempts[-STARTS_ALIKE:] if _is_quick_and_like(one, attempt)
-        ]
+        alike = []
+        for one in self._ledger.attempts[-STARTS_ALIKE:]:
+            if _is_quick_and_like(one, attempt):
+                alike.append(one)
         if len(alike) == STARTS_ALIKE:
             ran_for = ", ".join(f"{one.seconds:.1f} s" for one in alike)
             what = f"{STARTS_ALIKE} starts in a row ended in the same way: {attempt.error}"
@@ -493,7 +498,10 @@ class RestartGate:
     def _wait_for_memory(self, devices: Collection[int] | None) -> None:
         log = get_logger()
         limit_s = min(retry.FREE_LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
+        before = {}
+        for i, was in self._devices.items():
+            if devices is None or i in devices:
+                before[i] = was
         held = retry.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
             log.warning("Memory is still in use after the failed attempt", held=held)
@@ -560,7 +568,11 @@ def processes_with_open(is_wanted: Callable[[str], bool]) -> set[int]:
     Args:
         is_wanted: receives the target of each descriptor: a path, or ``socket:[number]``.
     """
-    return {pid for pid, target in _open_files() if is_wanted(target)}
+    found = set()
+    for pid, target in _open_files():
+        if is_wanted(target):
+            found.add(pid)
+    return found
 
 
 def _open_files() -> Iterator[tuple[int, str]]:
@@ -596,9 +608,11 @@ def describe_listeners(address: ListenAddress) -> str:
     pids = processes_with_open(sockets.__contains__)
     if pids:
         return process_list(sorted(pids))
-    others = sorted(
-        {_user(listener.uid) for listener in found if listener.uid not in {None, os.geteuid()}}
-    )
+    parts = []
+    for listener in found:
+        if listener.uid not in {None, os.geteuid()}:
+            parts.append(_user(listener.uid))
+    others = sorted(parts)
     if others:
         return f"a process of {', '.join(others)}, which this user cannot inspect"
     return "a process that this user cannot inspect"
@@ -610,10 +624,10 @@ def listening_at(address: ListenAddress) -> dict[ListenAddress, set[int]]:
         found = _on_path(address.path)
     else:
         found = _on_port(address)
-    return {
-        listener.bound: processes_with_open(f"socket:[{listener.inode}]".__eq__)
-        for listener in found
-    }
+    chosen = {}
+    for listener in found:
+        chosen[listener.bound] = processes_with_open(f"socket:[{listener.inode}]".__eq__)
+    return chosen
 
 
 def listens_on_path(path: str) -> bool:
@@ -662,10 +676,10 @@ def _rows(name: str) -> Iterator[list[str]]:
 
 def _decoded(place: str) -> str:
     """Convert an address from the kernel's format (four bytes in native order) to the usual one."""
-    packed = b"".join(
-        int(place[start : start + 8], 16).to_bytes(4, sys.byteorder)
-        for start in range(0, len(place), 8)
-    )
+    parts = []
+    for start in range(0, len(place), 8):
+        parts.append(int(place[start : start + 8], 16).to_bytes(4, sys.byteorder))
+    packed = b"".join(parts)
     found = ipaddress.ip_address(packed)
     if isinstance(found, ipaddress.IPv6Address):
         mapped = found.ipv4_mapped

@@ -117,7 +117,11 @@ class ResultPaths:
         above = [path]
         while above[-1] != "/":
             above.append(os.path.dirname(above[-1]))
-        always = next((folder for folder in above if folder in self._always), "")
+        always = ""
+        for folder in above:
+            if folder in self._always:
+                always = folder
+                break
         never = next((folder for folder in above if folder in self._never), "")
         if len(never) > len(always) or (
             never and never == always and os.path.dirname(path) != never
@@ -296,7 +300,10 @@ def served_requests(recording: RecordedOutput) -> int | None:
             _count(text[:whole], counts)
     for end in ends.values():
         _count(end, counts)
-    of_lines = [counts.get(line.anchor, 0) for line in engine_effects().requests if line.counts]
+    of_lines = []
+    for line in engine_effects().requests:
+        if line.counts:
+            of_lines.append(counts.get(line.anchor, 0))
     # two kinds of lines may report the same request
     most = max(of_lines, default=0)
     if not most and any(counts.values()):
@@ -343,7 +350,10 @@ class OwnFiles:
         self, *paths: Path | str | None, late: Iterable[Callable[[], Iterable[Path]]] = ()
     ) -> None:
         self._named = list(late)
-        known = [Path(path).absolute() for path in paths if path is not None]
+        known = []
+        for path in paths:
+            if path is not None:
+                known.append(Path(path).absolute())
         self.add(lambda: known)
 
     def add(self, named: Callable[[], Iterable[Path]]) -> None:
@@ -438,9 +448,10 @@ class SideEffects:
     @property
     def refusal(self) -> str:
         """Why the command must not run again."""
-        what = "; ".join(
-            f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in self.events()
-        )
+        parts = []
+        for event, fields in self.events():
+            parts.append(f"{event} ({', '.join(map(str, fields.values()))})")
+        what = "; ".join(parts)
         return f"not retried, because the command would repeat its side effects: {what}"
 
     def excuse(self) -> str:
@@ -569,11 +580,10 @@ class SideEffectMonitor:
         server = is_server(launch)
         places = ResultPaths(self._launch.argv, self._environment(), folder)
         own = self._own_files.identities()
-        opened = {
-            file: path
-            for file, path in written_since(self._files, self._since_ns).items()
-            if file not in own
-        }
+        opened = {}
+        for file, path in written_since(self._files, self._since_ns).items():
+            if file not in own:
+                opened[file] = path
         known = {*own, *opened}
         # A server's clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)

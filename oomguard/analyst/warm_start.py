@@ -112,7 +112,11 @@ class _Reuse:
             if differs is None:
                 patches = self._patches(known, run, engine)
                 blocked = (self._blocked(patch, known, run, engine, policy) for patch in patches)
-                differs = next((why for why in blocked if why is not None), None)
+                differs = None
+                for why in blocked:
+                    if why is not None:
+                        differs = why
+                        break
                 if differs is None:
                     return known, run, patches
             reasons.append(f"run {run.number}: {differs}")
@@ -160,7 +164,10 @@ class _Reuse:
                 continue
             was = run.patches.get(name)
             patch = was or Patch(name, None, value, effect_of(name, None, value), reason)
-            predicts = {fact: run.measured[fact] for fact in patch.predicts if fact in run.measured}
+            predicts = {}
+            for fact in patch.predicts:
+                if fact in run.measured:
+                    predicts[fact] = run.measured[fact]
             fresh = replace(
                 patch, new=value, reason=reason, predicts=predicts, blocked_by=None, group=None
             )
@@ -195,9 +202,10 @@ def _of_all(known: KnownGood, tried: Sequence[KnownGood]) -> KnownGood:
     Equivalent commands, and other folders, on the same version and device count too.
     """
     ran_on = known.settings, known.engine, known.engine_version, known.device
-    alike = [
-        one for one in tried if (one.settings, one.engine, one.engine_version, one.device) == ran_on
-    ]
+    alike = []
+    for one in tried:
+        if (one.settings, one.engine, one.engine_version, one.device) == ran_on:
+            alike.append(one)
     last_held = max(one.last_held for one in alike)
     last_failed = max(one.last_failed or 0 for one in alike)
     held = sum(one.held for one in alike)

@@ -76,10 +76,9 @@ class AttemptRow:
         """
         if first is None or first.session != self.session or self.original:
             return self
-        of_run = {
-            name: getattr(first, name)
-            for name in ("folder", "files", "hides_secrets_alone", "who", "host")
-        }
+        of_run = {}
+        for name in ("folder", "files", "hides_secrets_alone", "who", "host"):
+            of_run[name] = getattr(first, name)
         return replace(self, original=first.original or first.command, **of_run)
 
 
@@ -156,11 +155,10 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
     slack = numbers_of(
         row.get("slack")
     )  # only the journal stores the rounding, so that figures keep their printed precision
-    facts = {
-        name: Fact(name, value, slack=slack.get(name, 0.0))
-        for name, value in values_of(row.get("facts")).items()
-        if name in REGISTRY
-    }
+    facts = {}
+    for name, value in values_of(row.get("facts")).items():
+        if name in REGISTRY:
+            facts[name] = Fact(name, value, slack=slack.get(name, 0.0))
     place = _object(row.get("location"))
     return Incident(
         _text(row.get("kind")) or "other",
@@ -214,14 +212,20 @@ def words_of(text: str) -> tuple[str, ...]:
 def values_of(row: object) -> dict[str, FactValue]:
     """Return the values of an object that a fact or a setting can have."""
     pairs = row.items() if isinstance(row, dict) else ()
-    return {str(name): value for name, value in pairs if isinstance(value, (bool, int, float, str))}
+    found = {}
+    for name, value in pairs:
+        if isinstance(value, (bool, int, float, str)):
+            found[str(name)] = value
+    return found
 
 
 def numbers_of(row: object) -> dict[str, float]:
     """Return the numbers of an object."""
-    return {
-        name: value for name, value in values_of(row).items() if not isinstance(value, (bool, str))
-    }
+    found = {}
+    for name, value in values_of(row).items():
+        if not isinstance(value, (bool, str)):
+            found[name] = value
+    return found
 
 
 def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
@@ -295,9 +299,10 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _lines(value: object) -> tuple[Evidence, ...]:
     found = ((_LINE.fullmatch(text), text) for text in _texts(value))
-    return tuple(
-        Evidence(line[2], int(line[1])) if line else Evidence(text) for line, text in found
-    )
+    chosen = []
+    for line, text in found:
+        chosen.append(Evidence(line[2], int(line[1])) if line else Evidence(text))
+    return tuple(chosen)
 
 
 def _count(value: object) -> int:

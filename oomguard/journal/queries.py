@@ -292,7 +292,11 @@ def past_runs(database: Database, asked: RunQuery, *, limit: int | None = None) 
         return []
     rows = _runs(database, asked, _MOST if limit is None else min(limit, _MOST))
     attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
-    return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
+    found = []
+    for row in rows:
+        if row[1] in attempts:
+            found.append(_run(row, attempts[row[1]]))
+    return found
 
 
 def _runs(database: Database, asked: RunQuery, limit: int) -> list[tuple[Any, ...]]:
@@ -517,15 +521,18 @@ def known_to_work(database: Database) -> list[KnownGood]:
 
     A failure without a recorded engine, version or device counts for each that it may belong to.
     """
-    return [known for known in tried_before(database) if known.held]
+    found = []
+    for known in tried_before(database):
+        if known.held:
+            found.append(known)
+    return found
 
 
 def tried_before(database: Database) -> list[KnownGood]:
     """Return ``known_to_work`` followed by settings that never worked."""
-    groups = [
-        _Group(tuple(row[:4]), tuple(row[4:7]), *row[7:])
-        for row in database.query(_TRIED.replace("{order}", database.order))
-    ]
+    groups = []
+    for row in database.query(_TRIED.replace("{order}", database.order)):
+        groups.append(_Group(tuple(row[:4]), tuple(row[4:7]), *row[7:]))
     failures: dict[tuple[Any, ...], list[_Group]] = {}
     for group in groups:
         if group.last_failed is not None:
@@ -570,15 +577,19 @@ class _Group:
     last_id: int | None
 
     def may_be(self, other: _Group) -> bool:
-        return all(
-            a is None or b is None or a == b for a, b in zip(self.ran_on, other.ran_on, strict=True)
-        )
+        for a, b in zip(self.ran_on, other.ran_on, strict=True):
+            if not (a is None or b is None or a == b):
+                return False
+        return True
 
 
 def _known(group: _Group, failures: list[_Group]) -> KnownGood:
     original, folder, files, settings = group.started
     engine, version, device = group.ran_on
-    same = [other for other in failures if group.may_be(other)]
+    same = []
+    for other in failures:
+        if group.may_be(other):
+            same.append(other)
     last_failed = max((other.last_failed or 0 for other in same), default=0)
     return KnownGood(
         words_of(original),

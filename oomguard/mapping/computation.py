@@ -105,7 +105,10 @@ def _code_bytes(function: types.FunctionType) -> bytes:
     """Return a function's code as bytes, without file names, line numbers and its docstring."""
     parts: list[Any] = []
     for part in _codes(function.__code__):
-        consts = [const for const in part.co_consts if not _is_code(const)]
+        consts = []
+        for const in part.co_consts:
+            if not _is_code(const):
+                consts.append(const)
         if (
             part is function.__code__
             and function.__doc__ is not None
@@ -307,10 +310,9 @@ def _plain(value: Any, left: list[int], deepest: int) -> Any:
         value = vars(value)
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            pairs = [
-                [repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)]
-                for key, entry in value.items()
-            ]
+            pairs = []
+            for key, entry in value.items():
+                pairs.append([repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)])
             return sorted(pairs, key=lambda pair: str(pair[0]))
         return {key: _plain(entry, left, deepest - 1) for key, entry in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -377,11 +379,15 @@ def model_name(value: Any) -> str:
     if (hook := _hook(model)) is not None:
         raise UnnamedModelError(f"{type(model).__qualname__} with a forward hook, {hook}")
     revision = getattr(getattr(model, "config", None), "_commit_hash", None)
-    generation = [
-        _generation(holder) for holder in ((model,) if model is value else (model, value))
-    ]
+    generation = []
+    for holder in (model,) if model is value else (model, value):
+        generation.append(_generation(holder))
     parts = (path, revision, _weights(model) or _files(Path(path)), *generation, _settings(model))
-    return " ".join(str(part) for part in parts if part)
+    found = []
+    for part in parts:
+        if part:
+            found.append(str(part))
+    return " ".join(found)
 
 
 def _is_model_itself(value: Any) -> bool:
@@ -484,11 +490,10 @@ def _weights(model: Any) -> str | None:
 
 def _models_stored(module: Any) -> list[tuple[str, Any]]:
     """Return the weights of a module as in a checkpoint, without caches and computed tables."""
-    buffers = {
-        name: held
-        for name, held in module._buffers.items()
-        if name not in module._non_persistent_buffers_set
-    }
+    buffers = {}
+    for name, held in module._buffers.items():
+        if name not in module._non_persistent_buffers_set:
+            buffers[name] = held
     return [
         (name, weight)
         for name, weight in {**module._parameters, **buffers}.items()
@@ -499,7 +504,11 @@ def _models_stored(module: Any) -> list[tuple[str, Any]]:
 def _files(folder: Path) -> str | None:
     """Return a digest of a model folder's names, sizes and times; None without a folder."""
     try:
-        files = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
+        parts = []
+        for file in folder.iterdir():
+            if file.is_file():
+                parts.append((file.name, file.stat()))
+        files = sorted(parts)
     except OSError:
         return None
     states = [(name, found.st_size, found.st_mtime_ns) for name, found in files]
@@ -569,7 +578,10 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
         if plain.__name__ == "<lambda>":
             found[CODE] = read.digest  # its name is shared by many functions
         if "code" not in given:
-            replaced = {name: value for name, value in closed.items() if name in given}
+            replaced = {}
+            for name, value in closed.items():
+                if name in given:
+                    replaced[name] = value
             held = _containers(read.closed)[0] | _containers(read.around)[0]
             values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
@@ -585,7 +597,10 @@ def differences(own: str, other: str) -> list[str]:
     """Return the differences of two descriptions or codes made by the same Python."""
     mine = json.loads(own)
     others = json.loads(other)
-    names = {name for name in {*mine, *others} if _text(mine, name) != _text(others, name)}
+    names = set()
+    for name in {*mine, *others}:
+        if _text(mine, name) != _text(others, name):
+            names.add(name)
     if "python" in names:
         names -= {"python", CODE}
     return [
@@ -725,7 +740,10 @@ def _read_from(
     read = FunctionCode(function, decorators)
     found = {CODE: read.digest}
     for values in (read.closed, read.around):
-        models = {name: _model(name, value) for name, value in values.items() if is_model(value)}
+        models = {}
+        for name, value in values.items():
+            if is_model(value):
+                models[name] = _model(name, value)
         held, unseen = _containers(values)
         counted = models | _scalars(values) | held
         found |= {
@@ -761,7 +779,11 @@ def _tell_of_unseen(function: str, unseen: Mapping[str, str]) -> None:
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _short(value) for name, value in values.items() if _is_scalar(value)}
+    found = {}
+    for name, value in values.items():
+        if _is_scalar(value):
+            found[name] = _short(value)
+    return found
 
 
 def _is_scalar(value: Any) -> bool:
@@ -778,11 +800,10 @@ def _of_object(function: Callable[..., Any]) -> dict[str, Any]:
         owner = getattr(function, "__self__", function)
     if isinstance(owner, type) or is_model(owner):
         return {}
-    held = {
-        f"self.{name}": value
-        for name, value in getattr(owner, "__dict__", {}).items()
-        if name[:1] != "_"
-    }
+    held = {}
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if name[:1] != "_":
+            held[f"self.{name}"] = value
     return _scalars(held)
 
 

@@ -297,7 +297,10 @@ class MapRun:
 
     def _finish(self, batch: list[int]) -> None:
         """Compute items until each is stored or failed; halve a failed batch to find the item."""
-        waiting = [index for index in batch if self.items.rows[index] == WAITING]
+        waiting = []
+        for index in batch:
+            if self.items.rows[index] == WAITING:
+                waiting.append(index)
         if not waiting:
             return
         if len(waiting) > 1:
@@ -362,7 +365,10 @@ class MapRun:
 
     def _compute(self, indices: list[int]) -> list[int]:
         """Compute the waiting items and store them; the guard calls it, whole or in parts."""
-        waiting = [index for index in indices if self.items.rows[index] == WAITING]
+        waiting = []
+        for index in indices:
+            if self.items.rows[index] == WAITING:
+                waiting.append(index)
         if waiting:
             results = self._call([self.items[index] for index in waiting])
             self._keep(waiting, check_results(results, len(waiting)))
@@ -524,9 +530,10 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
                 [self._rows[index] for index in indices if self._rows[index] != FAILED]
             )
         )
-        return [
-            self._failed[index] if self._rows[index] == FAILED else next(read) for index in indices
-        ]
+        found = []
+        for index in indices:
+            found.append(self._failed[index] if self._rows[index] == FAILED else next(read))
+        return found
 
 
 # Show a progress bar of finished items on standard error.

@@ -314,10 +314,10 @@ class ResultStore:
         """Return all versions of the code that computed results of a computation."""
         with self._explaining():
             asked = "SELECT code FROM computation WHERE id = ?"
-            return [
-                str(code)
-                for code in json.loads(self._database.execute(asked, (computation,)).fetchone()[0])
-            ]
+            found = []
+            for code in json.loads(self._database.execute(asked, (computation,)).fetchone()[0]):
+                found.append(str(code))
+            return found
 
     def add_code(self, computation: int, code: str) -> None:
         """Add a version of the code of a computation."""
@@ -398,10 +398,10 @@ class ResultStore:
                 "failed_at >= ?"
             )
             rows = self._database.execute(asked, (computation, since))
-            return {
-                (item, occurrence): (bool(never_fits), error)
-                for item, occurrence, never_fits, error in rows
-            }
+            found = {}
+            for item, occurrence, never_fits, error in rows:
+                found[(item, occurrence)] = (bool(never_fits), error)
+            return found
 
     def values(self, rows: Iterable[int]) -> dict[int, tuple[str, bytes]]:
         """Return the form and content of results by their rows."""
@@ -510,7 +510,10 @@ class FinishedResults:
             pop = self._ahead.pop
             found = {key: row for key in keys if (row := pop(key, 0))}
             self._is_in_order = len(found) >= _LEAST_RATIO * len(keys)
-        missing = [key for key in keys if key not in found]
+        missing = []
+        for key in keys:
+            if key not in found:
+                missing.append(key)
         if missing:
             return found | self._store.find(self._computation, missing)
         return found

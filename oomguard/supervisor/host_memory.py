@@ -161,7 +161,11 @@ class HostMemory:
     def limits(self, far_bytes: int = _NO_LIMIT_BYTES) -> list[Level]:
         """Return what is left below each limit."""
         levels = [group.level(far_bytes) for group in self._groups]
-        return [level for level in levels if level is not None]
+        found = []
+        for level in levels:
+            if level is not None:
+                found.append(level)
+        return found
 
     def stalled_ratio(self) -> float:
         """Return the part of the last ten seconds in which all tasks waited for memory."""
@@ -183,7 +187,10 @@ def group_folders(root: str = "") -> Iterator[tuple[str, int]]:
         listed = tree.read_file(f"{root}/proc/self/cgroup").decode("utf-8", "replace")
         for line in listed.splitlines():
             _, controllers, path = line.split(":", 2)
-            parts = [part for part in path.split("/") if part and part != ".."]
+            parts = []
+            for part in path.split("/"):
+                if part and part != "..":
+                    parts.append(part)
             mounts: tuple[tuple[str, int], ...] = ()
             if "memory" in controllers.split(","):
                 mounts = (("/sys/fs/cgroup/memory", 1),)
@@ -461,7 +468,11 @@ class HostWatch:
         next_kill_s = 0.0
         while not self._is_over:
             time.sleep(_GROWING_S)
-            now = next((one for one in self._levels(memory) if one.scope == level.scope), level)
+            now = level
+            for one in self._levels(memory):
+                if one.scope == level.scope:
+                    now = one
+                    break
             now_s = time.monotonic()
             is_used = now.available_bytes < reserve * _USED_PART
             if first_kill_s is not None and now_s - first_kill_s > _ALL_KILLED_S:

@@ -101,14 +101,13 @@ class AnalystProcess:
             ours.setblocking(False)
             theirs.set_inheritable(True)
             os.set_inheritable(self._output, True)
-            flags = [
-                flag
-                for flag, on in (
-                    ("-E", sys.flags.ignore_environment),
-                    ("-s", sys.flags.no_user_site),
-                )
-                if on
-            ]
+            flags = []
+            for flag, on in (
+                ("-E", sys.flags.ignore_environment),
+                ("-s", sys.flags.no_user_site),
+            ):
+                if on:
+                    flags.append(flag)
             words = [sys.executable, "-P", *flags, "-c", _BOOT, _FOLDER, str(theirs.fileno())]
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -225,9 +224,10 @@ def _safe_environment() -> dict[str, str]:
     """
     variables = dict(os.environ)
     for name in _CODE_FOLDERS:
-        kept = [
-            entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)
-        ]
+        kept = []
+        for entry in variables.pop(name, "").split(os.pathsep):
+            if os.path.isabs(entry):
+                kept.append(entry)
         if kept:
             variables[name] = os.pathsep.join(kept)
     return {**variables, "PYTHONSAFEPATH": "1"}
@@ -592,7 +592,10 @@ class Supervisor:
                 self._set_options(message.get("options") or {})
                 argv = message["argv"]
                 env = message["env"]
-                values = [value for value in env.values() if value is not None]
+                values = []
+                for value in env.values():
+                    if value is not None:
+                        values.append(value)
                 if not argv or not all(isinstance(word, str) for word in (*argv, *env, *values)):
                     raise TypeError("a command must be a list of words")
                 return NextStep(Command(tuple(argv), env))

@@ -26,11 +26,10 @@ def event_line(event: str, fields: Mapping[str, object]) -> str:
     if first.isalpha() and first.islower() and first != "oomguard":
         sentence = sentence[0].upper() + sentence[1:]
     line = f"oomguard: {sentence}"
-    words = [
-        f"{key}={_quoted(value)}"
-        for key, value in fields.items()
-        if value is not None and key != _TO_PASTE
-    ]
+    words = []
+    for key, value in fields.items():
+        if value is not None and key != _TO_PASTE:
+            words.append(f"{key}={_quoted(value)}")
     if fields.get(_TO_PASTE) is not None:
         words.append(f"{_TO_PASTE}={fields[_TO_PASTE]}")
     if words:

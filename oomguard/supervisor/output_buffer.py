@@ -129,17 +129,18 @@ class RecordedOutput:
         """Describe the file as a JSON object; with ``counts``, only the number of bytes."""
         if counts:
             return {"came": self.came, "failed": self.failed, "times": [], "parts": []}
-        parts: list[dict[str, Any]] = [
-            {
-                "number": part.number,
-                "at": part.at,
-                "size": part.size,
-                "pieces": part.pieces.tolist(),
-            }
-            if isinstance(part, Slot)
-            else {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
-            for part in self.kept()
-        ]
+        parts: list[dict[str, Any]] = []
+        for part in self.kept():
+            parts.append(
+                {
+                    "number": part.number,
+                    "at": part.at,
+                    "size": part.size,
+                    "pieces": part.pieces.tolist(),
+                }
+                if isinstance(part, Slot)
+                else {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
+            )
         return {"came": self.came, "failed": self.failed, "times": self._times, "parts": parts}
 
     def close(self) -> None:
@@ -151,7 +152,11 @@ class RecordedOutput:
     @property
     def size(self) -> int:
         """Number of recorded bytes."""
-        return sum(slot.size for slot in self.kept() if isinstance(slot, Slot))
+        total = 0
+        for slot in self.kept():
+            if isinstance(slot, Slot):
+                total += slot.size
+        return total
 
     def kept(self) -> list[Slot | DroppedOutput]:
         """Return recorded slots and gaps in the order of arrival."""
@@ -178,13 +183,20 @@ class RecordedOutput:
         The words must be in lower case.
         """
         wanted = [word.encode() for word in words]
-        slots = [part for part in self.kept() if isinstance(part, Slot)]
+        slots = []
+        for part in self.kept():
+            if isinstance(part, Slot):
+                slots.append(part)
         if len(slots) <= 2 * _SEARCHED_SLOTS:
             ends = slots
         else:
             ends = [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
         texts = (data.lower() for slot in ends for data in self.read(slot).values())
-        return any(word in text for text in texts for word in wanted)
+        for text in texts:
+            for word in wanted:
+                if word in text:
+                    return True
+        return False
 
     def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
         """Return the recorded output of all streams after a position, and the next position.
@@ -327,7 +339,10 @@ class OutputBuffer(RecordedOutput):
         The end of the output is thus kept.
         """
         self._free.clear()  # unwritten space cannot be used any more
-        full = [s for s in self._parts if isinstance(s, Slot) and s.size == SLOT_BYTES]
+        full = []
+        for s in self._parts:
+            if isinstance(s, Slot) and s.size == SLOT_BYTES:
+                full.append(s)
         if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
             self.failed = os.strerror(error.errno or 0)
             return
@@ -353,7 +368,10 @@ class OutputBuffer(RecordedOutput):
         if slot.size == SLOT_BYTES or len(slot.pieces) >= MOST_PIECES:
             self._parts.append(slot)
             if not self._free:
-                kept = [part for part in self._parts if isinstance(part, Slot)]
+                kept = []
+                for part in self._parts:
+                    if isinstance(part, Slot):
+                        kept.append(part)
                 self._drop(next((part for part in kept if part.number >= HEAD_SLOTS), kept[0]))
             self._open = self._next()
 
@@ -405,7 +423,11 @@ def temporary_folders() -> list[str]:
     """Return the folders for temporary files, the user's own first."""
     # each file there is new
     folders = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
-    return [folder for folder in folders if folder.startswith("/")]
+    found = []
+    for folder in folders:
+        if folder.startswith("/"):
+            found.append(folder)
+    return found
 
 
 def unlinked_file() -> int:

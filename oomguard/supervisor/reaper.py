@@ -342,9 +342,10 @@ class Reaper:
 
     def _started_without_answer(self) -> int | None:
         """Return the command that the reaper started without reporting it; None without one."""
-        return next(
-            (pid for pid in tree.children(self.pid) if not tree.is_like(pid, os.getpid())), None
-        )
+        for pid in tree.children(self.pid):
+            if not tree.is_like(pid, os.getpid()):
+                return pid
+        return None
 
     def _answer(self) -> tuple[Any, ...] | None:
         answer, _ = receive(self._channel)

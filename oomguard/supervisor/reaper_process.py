@@ -110,10 +110,10 @@ def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, byte
     """Return the environment with systemd's variables moved from process ``named`` to this one."""
     ours = str(os.getpid()).encode()
     theirs = str(named).encode()
-    return {
-        name: ours if name in _OF_A_SERVICE and value == theirs else value
-        for name, value in env.items()
-    }
+    found = {}
+    for name, value in env.items():
+        found[name] = ours if name in _OF_A_SERVICE and value == theirs else value
+    return found
 
 
 def read_failure(error_pipe: int, pid: int) -> bytes:

@@ -41,7 +41,11 @@ def forwardable_signals() -> frozenset[int]:
 def ignored_signals() -> frozenset[int]:
     """Return the signals that were ignored when oomguard started (nohup, a script's ``&``)."""
     numbers = {int(number) for number in signal.valid_signals()} - IGNORED_BY_PYTHON
-    return frozenset(number for number in numbers if signal.getsignal(number) is signal.SIG_IGN)
+    found = []
+    for number in numbers:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            found.append(number)
+    return frozenset(found)
 
 
 def waits_once(number: int) -> bool:

@@ -237,7 +237,11 @@ class Tee:
     @property
     def lost_bytes(self) -> dict[int, int]:
         """Bytes that a full disk did not accept, by their descriptor."""
-        return {stream.sink_fd: stream.lost_bytes for stream in self._streams if stream.lost_bytes}
+        found = {}
+        for stream in self._streams:
+            if stream.lost_bytes:
+                found[stream.sink_fd] = stream.lost_bytes
+        return found
 
     def pump(
         self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]
@@ -276,11 +280,11 @@ class Tee:
         self._selector.close()
 
     def _open(self) -> list[_Stream]:
-        return [
-            key.data
-            for key in list(self._selector.get_map().values())
-            if isinstance(key.data, _Stream)
-        ]
+        found = []
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Stream):
+                found.append(key.data)
+        return found
 
     def has_pending(self) -> bool:
         """Return whether bytes were read that a slow reader has not accepted yet."""

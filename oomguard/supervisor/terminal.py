@@ -140,7 +140,11 @@ class TerminalStreams(NamedTuple):
 
 def shown_on_terminal() -> TerminalStreams | None:
     """Return which streams are the terminal; None if our output goes elsewhere."""
-    ours = frozenset(number for number in (0, 1, 2) if _controls_us(number))
+    members = []
+    for number in (0, 1, 2):
+        if _controls_us(number):
+            members.append(number)
+    ours = frozenset(members)
     if ours & {1, 2}:
         others = {1, 2} - ours
         return TerminalStreams(

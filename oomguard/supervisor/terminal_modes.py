@@ -99,7 +99,10 @@ def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
     """
     if not is_by_line(modes) or modes is None or not modes[3] & termios.ISIG:
         return []
-    keys = {modes[6][at]: number for at, number in _KEYS.items() if modes[6][at] != _NO_KEY}
+    keys = {}
+    for at, number in _KEYS.items():
+        if modes[6][at] != _NO_KEY:
+            keys[modes[6][at]] = number
     if modes[3] & termios.IEXTEN:
         literal_next = modes[6][termios.VLNEXT]
     else:

@@ -43,7 +43,11 @@ def pids() -> list[int]:
     if not _is_ours(os.getpid()):
         return []
     try:
-        return [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+        found = []
+        for name in os.listdir(_PROC):
+            if name.isdigit():
+                found.append(int(name))
+        return found
     except OSError:
         return []
 
@@ -55,7 +59,11 @@ def command_line(pid: int) -> tuple[str, ...]:
             words = file.read().split(b"\0")
     except OSError:
         return ()
-    return tuple(os.fsdecode(word) for word in words if word)
+    found = []
+    for word in words:
+        if word:
+            found.append(os.fsdecode(word))
+    return tuple(found)
 
 
 def descendants(root: int) -> list[int]:
@@ -100,12 +108,12 @@ def is_zombie(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return the living children of ``pid``."""
-    return [
-        child
-        for child in pids()
-        for state, above in [_state(child)]
-        if above == pid and state not in _GONE
-    ]
+    found = []
+    for child in pids():
+        for state, above in [_state(child)]:
+            if above == pid and state not in _GONE:
+                found.append(child)
+    return found
 
 
 def is_like(pid: int, other: int) -> bool:

@@ -49,9 +49,9 @@ def read_sample(pid: int | None, host_full_in_s: float | None = None) -> dict[st
 
     NVML is opened and closed each time, because an open handle would block a reset of the device.
     """
-    devices: dict[tuple[str, ...], nvml.Device] = {
-        (str(d.index), d.name or ""): d for d in nvml.devices() or ()
-    }
+    devices: dict[tuple[str, ...], nvml.Device] = {}
+    for d in nvml.devices() or ():
+        devices[(str(d.index), d.name or "")] = d
     total = {labels: d.total_bytes for labels, d in devices.items() if d.total_bytes is not None}
     used = {
         labels: d.total_bytes - d.free_bytes

@@ -104,7 +104,10 @@ class RunSpans:
         self._tracer = provider.get_tracer(table()["scope"], __version__)
         self._propagator = TraceContextTextMapPropagator()
         self._stopped = stopped
-        given = {name: os.environ[name.upper()] for name in _CARRIED if name.upper() in os.environ}
+        given = {}
+        for name in _CARRIED:
+            if name.upper() in os.environ:
+                given[name] = os.environ[name.upper()]
         above = self._propagator.extract(given)
         words = {"process.command_args": list(mask_command(tuple(argv)))}
         self._run = self._tracer.start_span(RUN, above, attributes=words)
@@ -311,7 +314,11 @@ def _exporter(name: str) -> SpanExporter:
     else:
         wanted = (name,)
     found = {entry.name: entry for entry in entry_points(group=_GROUP)}
-    entry = next((found[one] for one in wanted if one in found), None)
+    entry = None
+    for one in wanted:
+        if one in found:
+            entry = found[one]
+            break
     if entry is None:
         raise LookupError(
             f"no exporter {' or '.join(wanted)} is installed: {_install(*wanted[-1:])}"
