@@ -147,21 +147,19 @@ class Readings:
         names = self._names(of_torch)
         for device in self._nvml.devices():
             if device.index in names:
-                found |= {
-                    Counter(names[device.index], what): size
-                    for what, size in self._shares(device).items()
-                }
+                for what, size in self._shares(device).items():
+                    found[Counter(names[device.index], what)] = size
         return found
 
     def _names(self, of_torch: Bytes) -> dict[int, str]:
         """Return a name for each NVML device in use by torch, or for all without torch."""
         assert self._nvml is not None  # noqa: S101 - asked only while it is open
         uuids = self._nvml.uuids
-        parts = []
+        used = set()
         for key in of_torch:
             if key.what == ALLOCATED and key.device.startswith("cuda:"):
-                parts.append(key.device)
-        worked_on = sorted(parts)
+                used.add(key.device)
+        worked_on = sorted(used)
         if not worked_on:
             return {index: f"GPU {index}" for index in uuids}
         names: dict[int, str] = {}
@@ -169,9 +167,9 @@ class Readings:
             cuda = sys.modules["torch"].cuda
             for name in worked_on:
                 own = str(cuda.get_device_properties(int(name.removeprefix("cuda:"))).uuid)
-                names |= {
-                    index: name for index, uuid in uuids.items() if uuid and uuid.endswith(own)
-                }
+                for index, uuid in uuids.items():
+                    if uuid and uuid.endswith(own):
+                        names[index] = name
         return names
 
     def _shares(self, device: Device) -> dict[str, int]:
@@ -228,9 +226,8 @@ class Samples:
         else:
             self._wait(sample)
         if len(self._samples) > self._most:
-            self._samples = [
-                _most(self._samples[i : i + 2]) for i in range(0, len(self._samples), 2)
-            ]
+            pairs = range(0, len(self._samples), 2)
+            self._samples = [_most(self._samples[i : i + 2]) for i in pairs]
             self._together *= 2
 
     def _wait(self, sample: Sample) -> None:
@@ -378,7 +375,10 @@ class _Sampler:
                     self._close()
                     return
                 now_s = time.monotonic()
-                due = [sampled for sampled, at_s in self._due.items() if at_s <= now_s]
+                due = []
+                for sampled, at_s in self._due.items():
+                    if at_s <= now_s:
+                        due.append(sampled)
                 for sampled in due:
                     self._due[sampled] = now_s + sampled.sample_every_s
                 if due:
@@ -470,16 +470,11 @@ class WatchMeasurement:
             self._after = readings.now()
             self.take(self._after, time.monotonic())
             self._rise_to(self._peaks.so_far())
-        found = uses_of(self._before, self._most, self._after, self.limits)
-        chosen = []
-        for use in found:
-            chosen.append(
-                replace(
-                    use,
-                    sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact),
-                )
-            )
-        return tuple(chosen)
+        found = []
+        for use in uses_of(self._before, self._most, self._after, self.limits):
+            is_exact = use.what == RESIDENT and self._is_resident_exact
+            found.append(replace(use, sampled=use.sampled and not is_exact))
+        return tuple(found)
 
     def _ask_limits_of(self, values: Bytes) -> None:
         # Make a new dictionary: finished rows keep the old one.
@@ -788,7 +783,11 @@ class CallMeasurement:
 
     def take(self, values: Bytes) -> None:
         """Take a sample of the counters for this call."""
-        self._peaks.take({key: value for key, value in values.items() if key in self._before})
+        known = {}
+        for key, value in values.items():
+            if key in self._before:
+                known[key] = value
+        self._peaks.take(known)
 
     def attempted(self, attempt: Attempt) -> None:
         """Record a guard's attempt, which began after the last one was diagnosed."""
@@ -865,25 +864,21 @@ class Rows:
 
 def _sum(sum_of_rows: SeenCall, row: SeenCall) -> SeenCall:
     later = {(use.device, use.what): use for use in row.uses}
-    listed = []
+    uses = []
     for use in sum_of_rows.uses:
-        listed.append(
-            replace(
-                use,
-                peak_bytes=most(use.peak_bytes, later[use.device, use.what].peak_bytes),
-                after_bytes=later[use.device, use.what].after_bytes,
-            )
-            if (use.device, use.what) in later
-            else use
-        )
-    uses = tuple(listed)
+        other = later.get((use.device, use.what))
+        if other is None:
+            uses.append(use)
+        else:
+            peak_bytes = most(use.peak_bytes, other.peak_bytes)
+            uses.append(replace(use, peak_bytes=peak_bytes, after_bytes=other.after_bytes))
     return replace(
         sum_of_rows,
         seconds=sum_of_rows.seconds + row.seconds,
         rows=_plus(sum_of_rows.rows, row.rows),
         prompt_tokens=_plus(sum_of_rows.prompt_tokens, row.prompt_tokens),
         max_new_tokens=None,
-        uses=uses,
+        uses=tuple(uses),
         attempts=(),
         calls=sum_of_rows.calls + row.calls,
     )

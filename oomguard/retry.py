@@ -207,9 +207,9 @@ class Ledger:
             self.pending = ()
             self.left = wanted
         else:
-            self.pending = tuple(
-                replace(patch, permitted_by=self.policy.permission(patch)) for patch in wanted
-            )
+            permission = self.policy.permission
+            pending = [replace(patch, permitted_by=permission(patch)) for patch in wanted]
+            self.pending = tuple(pending)
             self.left = ()
         return self.pending
 
@@ -272,9 +272,9 @@ TOLERANCE_RATIO: Final = 0.01
 def devices_by_index() -> dict[int, Device]:
     """Return the devices with known free memory, by index."""
     found = {}
-    for d in nvml.devices() or ():
-        if d.free_bytes is not None:
-            found[d.index] = d
+    for device in nvml.devices() or ():
+        if device.free_bytes is not None:
+            found[device.index] = device
     return found
 
 
@@ -323,11 +323,11 @@ def wait_until_free(
                 is_host_pid = sees_host_pids()
             else:
                 is_host_pid = host_pids
-            return "; ".join(
-                f"GPU {i}: {format_gib(size)} still held, "
-                f"{_holders(before[i], now[i], is_host_pid=is_host_pid)}"
-                for i, size in held.items()
-            )
+            lines = []
+            for i, size in held.items():
+                holders = _holders(before[i], now[i], is_host_pid=is_host_pid)
+                lines.append(f"GPU {i}: {format_gib(size)} still held, {holders}")
+            return "; ".join(lines)
         time.sleep(FREE_POLL_S)
     return None
 
@@ -346,11 +346,11 @@ def _holders(was: Device, now: Device, *, is_host_pid: bool | None) -> str:
     if now.used_bytes_by_pid is None:
         return "by processes that the driver does not show"
     before = was.used_bytes_by_pid or {}
-    grown = {
-        pid: (size, (size or 0) - (before.get(pid) or 0))
-        for pid, size in now.used_bytes_by_pid.items()
-    }
-    grown = {pid: sizes for pid, sizes in grown.items() if sizes[1] > 0 or pid not in before}
+    grown = {}
+    for pid, size in now.used_bytes_by_pid.items():
+        growth = (size or 0) - (before.get(pid) or 0)
+        if growth > 0 or pid not in before:
+            grown[pid] = (size, growth)
     if not grown:
         return "by no process that the driver shows"
     if not is_host_pid:

@@ -121,9 +121,10 @@ def only_compares_texts(argv: Sequence[str]) -> bool:
     """
     table = _program_table()
     programs = {inner.program for inner in inner_commands(argv)}
-    scripts = {
-        PurePath(word).stem for word in argv if word.endswith(".py")
-    }  # a Python file is known by its name
+    scripts = set()
+    for word in argv:
+        if word.endswith(".py"):  # a Python file is known by its name
+            scripts.add(PurePath(word).stem)
     compare = programs & set(table["compare_texts"]) - scripts
     return bool(compare) and programs - compare <= set(table["beside_them"])
 
@@ -153,11 +154,10 @@ def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosi
     """
     names = [PurePath(word).name for word in argv]
     is_labelled = "srun" in names and bool(_LABELS & set(names))
-    listed = []
+    found = []
     for incident in diagnosis.incidents:
-        listed.append(_named(incident, tail, is_labelled=is_labelled))
-    found = tuple(listed)
-    return replace(diagnosis, incidents=found)
+        found.append(_named(incident, tail, is_labelled=is_labelled))
+    return replace(diagnosis, incidents=tuple(found))
 
 
 def _named(incident: Incident, tail: str, *, is_labelled: bool) -> Incident:
@@ -302,15 +302,16 @@ class AttemptDiagnoser:
             scanned = output.or_engine_log(scanned, self.insight.said(launch), self.rules, settings)
             scanned = with_ranks(scanned, output.tail, first.argv)
         if death is not None:  # failures of an earlier start or of a request did not end the run
-            listed = []
-            for i in scanned.incidents:
-                if i.start == death.start:
-                    listed.append(i)
-            own = tuple(listed)
-            scanned = replace(scanned, incidents=own or (death,))
+            own = []
+            for incident in scanned.incidents:
+                if incident.start == death.start:
+                    own.append(incident)
+            scanned = replace(scanned, incidents=tuple(own) or (death,))
         if ended is not None:  # oomguard caused what the engine printed while it was stopped
-            found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
-            scanned = replace(scanned, incidents=found, notes=(ended.why, *scanned.notes))
+            counted = scanned.incidents
+            if ended.is_hang:
+                counted = _out_of_memory(scanned)
+            scanned = replace(scanned, incidents=counted, notes=(ended.why, *scanned.notes))
         if ended is not None and ended.host is not None:
             scanned = with_host_stop(scanned, ended.host)
         if death is None:
@@ -361,11 +362,7 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
     facts = {name: Fact(name, value, "measured") for name, value in figures.items()}
     curve = _stop_curve(record["curve"])
     lines = (_stop_sentence(record), curve, _killed_processes(record["killed"]))
-    listed = []
-    for line in lines:
-        if line:
-            listed.append(Evidence(line))
-    evidence = tuple(listed)
+    evidence = tuple(Evidence(line) for line in filter(None, lines))
     incident = Incident(
         _STOP_KIND,
         evidence[0].text,
@@ -384,9 +381,21 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
             settings_complete=start.settings_complete,
             start=start.number,
         )
-    others = tuple(other for other in found.incidents if other.is_oom)
-    notes = (curve, *(note for note in found.notes if note != evidence[0].text))
-    return replace(found, incidents=(incident, *others), notes=notes)
+    notes = [curve]
+    for note in found.notes:
+        if note != evidence[0].text:
+            notes.append(note)
+    incidents = (incident, *_out_of_memory(found))
+    return replace(found, incidents=incidents, notes=tuple(notes))
+
+
+def _out_of_memory(found: Diagnosis) -> tuple[Incident, ...]:
+    """Return the failures for memory alone."""
+    incidents = []
+    for incident in found.incidents:
+        if incident.is_oom:
+            incidents.append(incident)
+    return tuple(incidents)
 
 
 def _stop_figures(record: Mapping[str, Any]) -> dict[str, FactValue]:

@@ -96,13 +96,14 @@ def commands_to_paste(
         if not is_out_of_question(patch):
             solved[patch.setting] = patch.new
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
-    groups = {
-        patch.setting: {
-            p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None
-        }
-        for patch in incident.plan
-        if patch.group is not None
-    }
+    members: dict[int, dict[str, FactValue]] = {}
+    for patch in incident.plan:
+        if patch.group is not None and patch.new is not None:
+            members.setdefault(patch.group, {})[patch.setting] = patch.new
+    groups = {}
+    for patch in incident.plan:
+        if patch.group is not None:
+            groups[patch.setting] = members.get(patch.group, {})
     commands = {}
     for key, value in solved.items():
         if value is None:
@@ -192,12 +193,9 @@ def _with_next_first(
     An expert may prefer another action, but the user did not permit it.
     """
     names = {patch.setting for patch in wanted}
-    first = []
-    for action in incident.actions:
-        if action.id in names:
-            first.append(action)
-    rest = [action for action in incident.actions if action.id not in names]
-    shown = replace(incident, actions=(*first, *rest))
+    # sorted() is stable, so that both parts keep their order
+    actions = sorted(incident.actions, key=lambda action: action.id not in names)
+    shown = replace(incident, actions=tuple(actions))
     return replace(
         diagnosis,
         incidents=tuple(shown if one is incident else one for one in diagnosis.incidents),

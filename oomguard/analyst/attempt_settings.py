@@ -55,9 +55,7 @@ class EnvLauncher:
     def carries(self, name: str) -> bool:
         """Return whether a setting can change a launch."""
         if name == ALLOCATOR:
-            return not self._is_refused and not any(
-                "expandable_segments" in value for value in _set().values()
-            )
+            return not self._is_refused and "expandable_segments" not in " ".join(_set().values())
         return name == DEVICE or self._engine.carries(name)
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
@@ -173,11 +171,11 @@ def with_effective_settings(
         found = {}
     else:
         found = _contradicted(patched.settings, failed.in_effect)
-    overridden_names = {
-        name: over
-        for name in SETTINGS
-        if (over := insight.beaten_by(launch, name, incident.facts)) is not None
-    }
+    overridden_names = {}
+    for setting in SETTINGS:
+        over = insight.beaten_by(launch, setting, incident.facts)
+        if over is not None:
+            overridden_names[setting] = over
     found |= overridden_names
     facts = dict(patched.facts)
     overridden = patched.settings.get("kv_cache_memory_bytes")
@@ -229,11 +227,10 @@ def _with_patched(
     """
     changed = dict(settings)
     if launch.engine_changes:
-        meant = []
+        changed = {}
         for change in launch.engine_changes:
             if change.reaches(failed_model(incident), None):
-                meant.append(change.settings)
-        changed = {name: value for one in meant for name, value in one.items()}
+                changed.update(change.settings)
     found = dict(incident.settings)
     facts = dict(incident.facts)
     for name, value in changed.items():

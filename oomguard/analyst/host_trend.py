@@ -102,18 +102,20 @@ class Trend:
         if growth <= 0:
             return None
         recent_s = now_s - window_s / _PARTS
-        parts = []
+        peak = 0.0
         for at_s, size in inside:
             if at_s >= recent_s:
-                parts.append(size)
-        peak = max(parts)
+                peak = max(peak, size)
         left_s = (self.limit_bytes - peak) / growth
         if left_s > window_s * _REACH_RATIO or used < _LEAST_FILL_RATIO * self.limit_bytes:
             return None
         if growth * window_s < _LEAST_GROWTH_RATIO * self.limit_bytes:
             return None
-        earlier = [size for at_s, size in self._samples if now_s - at_s > window_s]
-        if used < max(earlier, default=0.0) or not is_steady(points):
+        most_before = 0.0
+        for at_s, size in self._samples:
+            if now_s - at_s > window_s:
+                most_before = max(most_before, size)
+        if used < most_before or not is_steady(points):
             return None
         return Forecast(growth, max(0.0, left_s))
 

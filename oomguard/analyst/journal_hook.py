@@ -86,7 +86,10 @@ def digest_of_files(argv: Sequence[str]) -> str | None:
     """Return a digest of the programs and configuration files in a command; None without any."""
     digest = hashlib.sha256()
     found = 0
-    for name in dict.fromkeys(word.rpartition("=")[2] for word in argv if word.endswith(_ENDS)):
+    names = (word.rpartition("=")[2] for word in argv)
+    for name in dict.fromkeys(names):
+        if not name.endswith(_ENDS):
+            continue
         try:
             content = read_regular(name, _MOST_BYTES)
         except OSError:
@@ -116,12 +119,10 @@ def device_words() -> str | None:
     """
     kinds = set()
     for device in devices() or ():
-        if device.name:
-            kinds.add(
-                device.name
-                if device.total_bytes is None
-                else f"{device.name}, {format_gib(device.total_bytes)}"
-            )
+        if device.name and device.total_bytes is None:
+            kinds.add(device.name)
+        elif device.name:
+            kinds.add(f"{device.name}, {format_gib(device.total_bytes or 0)}")
     if not kinds:
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -390,10 +391,9 @@ class JournalHook:
 
             if self._journal is None and self._open is not None:
                 self._journal = self._open()
-            predicted = {}
+            predicted: dict[str, FactValue] = {}
             for patch in patches:
-                for name, value in patch.predicts.items():
-                    predicted[name] = value
+                predicted.update(patch.predicts)
             dicts = [patch_dict(patch) for patch in patches]
             words = mask_command(command)
             record = AttemptRow(

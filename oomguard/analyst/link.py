@@ -239,7 +239,10 @@ class Link:
         for name, value in os.environ.items():
             if self._environ.get(name) != value:
                 changed[name] = value
-        return changed | {name: None for name in self._environ if name not in os.environ}
+        for name in self._environ:
+            if name not in os.environ:
+                changed[name] = None
+        return changed
 
     def output_now(self, *, counts: bool = False) -> RecordedOutput:
         """Return the output of the running command, or with ``counts`` only its size."""

@@ -56,15 +56,18 @@ class FinalTraceback:
 def final_traceback(tail: bytes) -> FinalTraceback | None:
     """Return the traceback at the end of the output; None if the output does not end with one."""
     texts = _UnprefixedLines(tail)
-    heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
     head = None
-    for i in heads:
-        if not _above(texts, i).startswith(_not_the_end()):
+    for i in range(len(texts) - 1, -1, -1):
+        if texts.is_head(i) and not _above(texts, i).startswith(_not_the_end()):
             head = i
             break
     if head is None:
         return None
-    end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
+    end = None
+    for i in range(head + 1, len(texts)):
+        if _ends(texts[i]):
+            end = i
+            break
     if end is None or not _EXCEPTION.match(texts[end]):
         return None
     behind = (i for i in range(end + 1, len(texts)) if texts[i].strip())
@@ -157,10 +160,9 @@ def replay(
     """
     now_s = 0.0
     scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
-    streams = [
-        _lines(number, stretches, recording, make_finder)
-        for number, stretches in _stretches(recording).items()
-    ]
+    streams = []
+    for stream, stretches in _stretches(recording).items():
+        streams.append(_lines(stream, stretches, recording, make_finder))
     began_s = time.monotonic()
     end = recording.came - END_BYTES
     left_out = 0
@@ -316,7 +318,7 @@ class ParsedOutput:
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
         """Return the printed figures that a prediction can be compared with, plus the KV cache."""
-        wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
+        wanted = set(_ALWAYS).union(*(patch.predicts for patch in patches))
         found = {}
         for name, value in self.scanner.measured.items():
             if name in wanted:

@@ -181,11 +181,11 @@ class CrashLoop:
         first = self._alike[0]
         last = self._alike[-1]
         kind, rule, phase = last.cause
-        parts = []
+        places = []
         for word in (rule, phase):
             if word and word != "unknown":
-                parts.append(word)
-        where = ", ".join(parts)
+                places.append(word)
+        where = ", ".join(places)
         if where:
             of = f"{kind} ({where})"
         else:
@@ -222,11 +222,9 @@ def need_shrank(before: Incident, after: Incident) -> bool | None:
     for needed, there in _NEEDED_AND_THERE:
         was = _figures(before, needed, there)
         now = _figures(after, needed, there)
-        answers += [
-            now[name][0] < value - tolerance
-            for name, (value, tolerance) in was.items()
-            if name in now
-        ]
+        for name, (value, tolerance) in was.items():
+            if name in now:
+                answers.append(now[name][0] < value - tolerance)
     if answers:
         return any(answers)
     return None
@@ -608,13 +606,12 @@ def describe_listeners(address: ListenAddress) -> str:
     pids = processes_with_open(sockets.__contains__)
     if pids:
         return process_list(sorted(pids))
-    parts = []
+    others = set()
     for listener in found:
         if listener.uid not in {None, os.geteuid()}:
-            parts.append(_user(listener.uid))
-    others = sorted(parts)
+            others.add(_user(listener.uid))
     if others:
-        return f"a process of {', '.join(others)}, which this user cannot inspect"
+        return f"a process of {', '.join(sorted(others))}, which this user cannot inspect"
     return "a process that this user cannot inspect"
 
 
@@ -624,10 +621,10 @@ def listening_at(address: ListenAddress) -> dict[ListenAddress, set[int]]:
         found = _on_path(address.path)
     else:
         found = _on_port(address)
-    chosen = {}
+    owners = {}
     for listener in found:
-        chosen[listener.bound] = processes_with_open(f"socket:[{listener.inode}]".__eq__)
-    return chosen
+        owners[listener.bound] = processes_with_open(f"socket:[{listener.inode}]".__eq__)
+    return owners
 
 
 def listens_on_path(path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import os
 import re
 import stat
@@ -96,20 +97,21 @@ class ResultPaths:
         named: dict[str, bool] = {}
         for path, is_kept in _named(argv, self.folder, frozenset(data["flags"])):
             named[path] = named.get(path, False) or is_kept
-        self._never |= {path for path, is_kept in named.items() if is_kept}
+        for path, is_kept in named.items():
+            if is_kept:
+                self._never.add(path)
         self._never = {os.path.realpath(path) for path in self._never} - {"/"}
         # "/", "..", a home: results do not go there, and anyone may change files there.
         home = os.path.realpath(_home(env))
         self.shared = frozenset({"/", home})
         around = f"{self.folder or ''}/", f"{home}/"
-        wide = {
-            path
-            for path in named
-            if any(folder.startswith(f"{path.rstrip('/')}/") for folder in around)
-        }
-        self.named = tuple(
-            path for path, is_kept in named.items() if not is_kept and path not in wide
-        )
+        files = []
+        for path, is_kept in named.items():
+            inner = f"{path.rstrip('/')}/"
+            is_wide = any(folder.startswith(inner) for folder in around)
+            if not is_kept and not is_wide:
+                files.append(path)
+        self.named = tuple(files)
         self._always = {*self.named, *([] if self.folder is None else [self.folder])}
 
     def counts(self, path: str) -> bool:
@@ -117,12 +119,8 @@ class ResultPaths:
         above = [path]
         while above[-1] != "/":
             above.append(os.path.dirname(above[-1]))
-        always = ""
-        for folder in above:
-            if folder in self._always:
-                always = folder
-                break
-        never = next((folder for folder in above if folder in self._never), "")
+        always = next(filter(self._always.__contains__, above), "")
+        never = next(filter(self._never.__contains__, above), "")
         if len(never) > len(always) or (
             never and never == always and os.path.dirname(path) != never
         ):
@@ -214,7 +212,11 @@ def changed_files(
         others = _open_now()
     else:
         others = frozenset()
-    return tuple(sorted(path for file, path in found.items() if file not in others))
+    paths = []
+    for file, path in found.items():
+        if file not in others:
+            paths.append(path)
+    return tuple(sorted(paths))
 
 
 def _candidates(places: ResultPaths) -> Iterator[str]:
@@ -222,8 +224,12 @@ def _candidates(places: ResultPaths) -> Iterator[str]:
 
     At most ``MOST_ENTRIES`` paths are checked, for at most ``LIMIT_S`` seconds.
     """
-    yield from (path for path in places.named if not os.path.isdir(path))
-    roots = [path for path in places.named if os.path.isdir(path)]
+    roots = []
+    for path in places.named:
+        if os.path.isdir(path):
+            roots.append(path)
+        else:
+            yield path
     if places.folder is not None:
         roots.insert(0, places.folder)
     folders = deque(roots)
@@ -464,13 +470,12 @@ class SideEffects:
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the side effects as events with fields; of many files, only the first few."""
-        files = [
-            (path, "one of its processes had the file open for writing") for path in self.open_files
-        ]
-        files += [
-            (path, "the file changed during the attempt; another process may have changed it")
-            for path in self.changed_files
-        ]
+        files = []
+        for path in self.open_files:
+            files.append((path, "one of its processes had the file open for writing"))
+        for path in self.changed_files:
+            why = "the file changed during the attempt; another process may have changed it"
+            files.append((path, why))
         for path, known in files[:_MOST_NAMED]:
             # A name may contain line breaks and undecodable bytes.
             yield (
@@ -587,18 +592,12 @@ class SideEffectMonitor:
         known = {*own, *opened}
         # A server's clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)
-        return SideEffects(
-            tuple(
-                sorted(
-                    path
-                    for path in opened.values()
-                    if places.counts(path) and not is_journal_file(path)
-                )
-            ),
-            tuple(path for path in changed if not is_journal_file(path)),
-            self._requests,
-            server,
-        )
+        open_files = []
+        for path in sorted(opened.values()):
+            if places.counts(path) and not is_journal_file(path):
+                open_files.append(path)
+        others = tuple(itertools.filterfalse(is_journal_file, changed))
+        return SideEffects(tuple(open_files), others, self._requests, server)
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self._launch.env}

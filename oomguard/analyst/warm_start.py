@@ -101,8 +101,14 @@ class _Reuse:
                 "the journal masks more of this command than its secrets, so other commands would "
                 "look the same"
             )
-        tried = [known for known in tried_before(database) if self._is_same(known, engine, as_kept)]
-        for known in (_of_all(known, tried) for known in tried if known.held):
+        tried = []
+        for known in tried_before(database):
+            if self._is_same(known, engine, as_kept):
+                tried.append(known)
+        for one in tried:
+            if not one.held:
+                continue
+            known = _of_all(one, tried)
             differs = _differs(known, version, device)
             if differs is None and known.files != as_kept["files"]:
                 differs = "a file that the command names has changed"
@@ -111,12 +117,8 @@ class _Reuse:
             run = last_run(database, known)
             if differs is None:
                 patches = self._patches(known, run, engine)
-                blocked = (self._blocked(patch, known, run, engine, policy) for patch in patches)
-                differs = None
-                for why in blocked:
-                    if why is not None:
-                        differs = why
-                        break
+                for patch in patches:
+                    differs = differs or self._blocked(patch, known, run, engine, policy)
                 if differs is None:
                     return known, run, patches
             reasons.append(f"run {run.number}: {differs}")

@@ -272,17 +272,20 @@ def _missing(row: Mapping[str, Any]) -> Missing | None:
 
 
 def _budget(row: Mapping[str, Any]) -> Budget:
-    parts = (
-        BudgetPart(_text(each.get("name")), each["bytes"], _text(each.get("source")))
-        for each in _objects(row, "parts")
-        if isinstance(each.get("bytes"), int)
-    )
+    parts = []
+    for each in _objects(row, "parts"):
+        if isinstance(each.get("bytes"), int):
+            part = BudgetPart(_text(each.get("name")), each["bytes"], _text(each.get("source")))
+            parts.append(part)
     return Budget(row.get("device_total_bytes"), tuple(parts), _text(row.get("conflict")) or None)
 
 
 def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
     rows = row.get(key)
-    yield from (each for each in (rows if isinstance(rows, list) else ()) if isinstance(each, dict))
+    if isinstance(rows, list):
+        for each in rows:
+            if isinstance(each, dict):
+                yield each
 
 
 def _object(value: object) -> dict[str, Any]:
@@ -298,11 +301,14 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _lines(value: object) -> tuple[Evidence, ...]:
-    found = ((_LINE.fullmatch(text), text) for text in _texts(value))
-    chosen = []
-    for line, text in found:
-        chosen.append(Evidence(line[2], int(line[1])) if line else Evidence(text))
-    return tuple(chosen)
+    found = []
+    for text in _texts(value):
+        line = _LINE.fullmatch(text)
+        if line:
+            found.append(Evidence(line[2], int(line[1])))
+        else:
+            found.append(Evidence(text))
+    return tuple(found)
 
 
 def _count(value: object) -> int:

@@ -161,7 +161,9 @@ def open_server(
         "application_name": "oomguard",
         **_KEEPALIVES,
     }
-    arguments |= {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if value is not None:
+            arguments[name] = value
     if given.get("options"):
         arguments["options"] = f"{given['options']} {options}"
     else:

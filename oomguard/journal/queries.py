@@ -359,6 +359,13 @@ def _attempts(
     return found
 
 
+def _patches(text: str) -> Iterator[Patch]:
+    """Yield the patches of a JSON column; anything else in it is left out."""
+    for row in parse_list(text):
+        if isinstance(row, dict):
+            yield patch_of(row)
+
+
 def _run(row: Sequence[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
     number, session, original, folder, engine, version, model, device, forgotten, who, host = row
     rest = (folder, engine, version, model, device, bool(forgotten), who, host)
@@ -385,11 +392,12 @@ def _attempt(row: Sequence[Any], *, in_full: bool) -> PastAttempt:
     ranks = failure.get("ranks")
     # a list shows kind, cause and ranks, but an incident contains pages of evidence
     if not in_full:
-        failure = {name: failure[name] for name in ("kind", "causes") if name in failure}
+        for name in failure.keys() - {"kind", "causes"}:
+            del failure[name]
     attempt = Attempt(
         number,
         values_of(parse_object(settings)),
-        tuple(patch_of(each) for each in parse_list(patches) if isinstance(each, dict)),
+        tuple(_patches(patches)),
         incident_of(failure) if failure else None,
         status,
         why if why else "" if failure or status in {0, None} else status_in_words(status),
@@ -551,7 +559,7 @@ def last_run(database: Database, known: KnownGood) -> KnownRun:
     number, session, original, who, host, attempt, began_at, measured = row
     patches: dict[str, Patch] = {}
     for (text,) in database.query(_PATCHES, {"session": session, "number": attempt}):
-        for patch in (patch_of(row) for row in parse_list(text) if isinstance(row, dict)):
+        for patch in _patches(text):
             first = patches.get(patch.setting, patch)
             patches[patch.setting] = replace(
                 patch, old=first.old, effect=max(first.effect, patch.effect)

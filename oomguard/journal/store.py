@@ -221,9 +221,8 @@ def _record(
     exit_status: int | None,
     *texts: str | None,
 ) -> AttemptRow:
-    command, settings, patches, predicted, measured, incident = [
-        json.loads(text or "null") for text in texts
-    ]
+    parsed = (json.loads(text or "null") for text in texts)
+    command, settings, patches, predicted, measured, incident = parsed
     return AttemptRow(
         session,
         number,

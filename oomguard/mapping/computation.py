@@ -115,10 +115,12 @@ def _code_bytes(function: types.FunctionType) -> bytes:
             and function.__doc__ in consts[:1]
         ):
             consts[0] = None
-        plain = [
-            sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const)
-            for const in consts
-        ]
+        plain: list[str | list[str]] = []
+        for const in consts:
+            if isinstance(const, frozenset):  # its order differs from run to run
+                plain.append(sorted(map(repr, const)))
+            else:
+                plain.append(repr(const))
         parts.append((part.co_code, part.co_names, plain))
     return repr(parts).encode("utf-8", "surrogatepass")
 
@@ -152,9 +154,10 @@ def _stored(function: types.FunctionType) -> set[str]:
     """Return the outer names that a function assigns or changes, as in ``seen.append(x)``."""
     stored: set[str] = set()
     for code in _codes(function.__code__):
-        steps = [
-            step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")
-        ]
+        steps = []
+        for instruction in dis.get_instructions(code):
+            if instruction.opname not in ("CACHE", "PUSH_NULL"):
+                steps.append(instruction)
         for place, step in enumerate(steps):
             reads = step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
             if step.opname in _STORES or (reads and _writes(steps[place + 1 :])):
@@ -379,21 +382,17 @@ def model_name(value: Any) -> str:
     if (hook := _hook(model)) is not None:
         raise UnnamedModelError(f"{type(model).__qualname__} with a forward hook, {hook}")
     revision = getattr(getattr(model, "config", None), "_commit_hash", None)
-    generation = []
-    for holder in (model,) if model is value else (model, value):
-        generation.append(_generation(holder))
+    generation = [_generation(model)]
+    if model is not value:
+        generation.append(_generation(value))
     parts = (path, revision, _weights(model) or _files(Path(path)), *generation, _settings(model))
-    found = []
-    for part in parts:
-        if part:
-            found.append(str(part))
-    return " ".join(found)
+    return " ".join(map(str, filter(None, parts)))
 
 
 def _is_model_itself(value: Any) -> bool:
-    return not isinstance(value, _NO_VALUE) and any(
-        callable(getattr(value, name, None)) for name in _OF_MODELS
-    )
+    if isinstance(value, _NO_VALUE):
+        return False
+    return any(callable(getattr(value, name, None)) for name in _OF_MODELS)
 
 
 def _inner(value: Any) -> Any:
@@ -430,7 +429,8 @@ def _generation(model: Any) -> str | None:
     to_dict = getattr(getattr(model, "generation_config", None), "to_dict", None)
     if not callable(to_dict):
         return None
-    settings = {name: value for name, value in to_dict().items() if name != "transformers_version"}
+    settings = dict(to_dict())
+    settings.pop("transformers_version", None)
     text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
     return f"generation {_models_short(text)}"
 
@@ -442,9 +442,8 @@ def _settings(model: Any) -> str | None:
     found: list[Any] = []
     for place, module in _modules(model):
         for name, value in sorted(vars(module).items()):
-            if (name[:1] == "_" and name not in _COUNTED_NOTES) or any(
-                part in name for part in _OWN_NOTES
-            ):
+            is_note = any(part in name for part in _OWN_NOTES)
+            if is_note or (name[:1] == "_" and name not in _COUNTED_NOTES):
                 continue
             try:
                 found.append((place, name, digest(plain_content(value)).hex()))
@@ -494,21 +493,20 @@ def _models_stored(module: Any) -> list[tuple[str, Any]]:
     for name, held in module._buffers.items():
         if name not in module._non_persistent_buffers_set:
             buffers[name] = held
-    return [
-        (name, weight)
-        for name, weight in {**module._parameters, **buffers}.items()
-        if weight is not None
-    ]
+    stored = []
+    for name, weight in {**module._parameters, **buffers}.items():
+        if weight is not None:
+            stored.append((name, weight))
+    return stored
 
 
 def _files(folder: Path) -> str | None:
     """Return a digest of a model folder's names, sizes and times; None without a folder."""
     try:
-        parts = []
-        for file in folder.iterdir():
+        files = []
+        for file in sorted(folder.iterdir()):
             if file.is_file():
-                parts.append((file.name, file.stat()))
-        files = sorted(parts)
+                files.append((file.name, file.stat()))
     except OSError:
         return None
     states = [(name, found.st_size, found.st_mtime_ns) for name, found in files]
@@ -559,11 +557,9 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
     is_said = identity is not None
     given = {} if identity is None else _checked(identity)
     parts: dict[str, Any] = {"function": _full_name(function)}
-    parts |= {
-        name: _given_identity(name, value)
-        for name, value in given.items()
-        if (name, value) != _ANY_CODE
-    }
+    for name, value in given.items():
+        if (name, value) != _ANY_CODE:
+            parts[name] = _given_identity(name, value)
     found = {
         name: known
         for name, value in bound.items()
@@ -586,9 +582,7 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
             values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
             code = json.dumps(made, default=str, sort_keys=True)
-    parts |= {
-        name if name not in parts else f"{name} of fn": value for name, value in found.items()
-    }
+    _add_renamed(parts, found)
     described = json.dumps(parts, default=str, sort_keys=True)
     return Computation(digest(parts), described, _named(function).__qualname__, code)
 
@@ -603,12 +597,13 @@ def differences(own: str, other: str) -> list[str]:
             names.add(name)
     if "python" in names:
         names -= {"python", CODE}
-    return [
-        f"the {CODE}"
-        if name == CODE
-        else f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}"
-        for name in sorted(names)
-    ]
+    lines = []
+    for name in sorted(names):
+        if name == CODE:
+            lines.append(f"the {CODE}")
+        else:
+            lines.append(f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}")
+    return lines
 
 
 def _text(parts: Mapping[str, Any], name: str) -> str | None:
@@ -746,9 +741,7 @@ def _read_from(
                 models[name] = _model(name, value)
         held, unseen = _containers(values)
         counted = models | _scalars(values) | held
-        found |= {
-            name if name not in found else f"{name} of fn": value for name, value in counted.items()
-        }
+        _add_renamed(found, counted)
         _tell_of_unseen(_full_name(function), unseen)
     return found
 
@@ -776,6 +769,15 @@ def _tell_of_unseen(function: str, unseen: Mapping[str, str]) -> None:
                 "content are not detected"
             )
             get_logger().warning(what, fn=function, hint=_SAY)
+
+
+def _add_renamed(parts: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Add values; the name of one that another part has already gets `` of fn`` added."""
+    for name, value in values.items():
+        if name in parts:
+            parts[f"{name} of fn"] = value
+        else:
+            parts[name] = value
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class MapRun:
     def _from_elsewhere(self) -> list[int]:
         """Check the items of other workers again, and claim those that an ended worker left."""
         self._settle_finished(self._elsewhere)
-        waiting = [index for index in self._elsewhere if self.items.rows[index] == WAITING]
+        waiting = self._waiting(self._elsewhere)
         batch = list[int]()
         self._elsewhere = list[int]()
         for index in waiting:
@@ -263,15 +263,22 @@ class MapRun:
         for index in batch:
             if self.items.rows[index] != WAITING:
                 self._claims.give_back(self._computation, *self.items.key_of(index))
-        return [index for index in batch if self.items.rows[index] == WAITING]
+        return self._waiting(batch)
+
+    def _waiting(self, indices: Iterable[int]) -> list[int]:
+        """Return the items without a result so far."""
+        found = []
+        for index in indices:
+            if self.items.rows[index] == WAITING:
+                found.append(index)
+        return found
 
     def _settle_finished(self, indices: Sequence[int]) -> None:
         """Look up the waiting items, because other workers may have stored them."""
-        waiting = [index for index in indices if self.items.rows[index] == WAITING]
+        waiting = self._waiting(indices)
         for start in range(0, len(waiting), ASKED_AT_ONCE):
-            keys = {
-                index: self.items.key_of(index) for index in waiting[start : start + ASKED_AT_ONCE]
-            }
+            part = waiting[start : start + ASKED_AT_ONCE]
+            keys = {index: self.items.key_of(index) for index in part}
             found = self._store.find(self._computation, list(keys.values()))
             failed = self._store.failures(self._computation, self._began_at)
             for index, key in keys.items():
@@ -297,10 +304,7 @@ class MapRun:
 
     def _finish(self, batch: list[int]) -> None:
         """Compute items until each is stored or failed; halve a failed batch to find the item."""
-        waiting = []
-        for index in batch:
-            if self.items.rows[index] == WAITING:
-                waiting.append(index)
+        waiting = self._waiting(batch)
         if not waiting:
             return
         if len(waiting) > 1:
@@ -365,20 +369,17 @@ class MapRun:
 
     def _compute(self, indices: list[int]) -> list[int]:
         """Compute the waiting items and store them; the guard calls it, whole or in parts."""
-        waiting = []
-        for index in indices:
-            if self.items.rows[index] == WAITING:
-                waiting.append(index)
+        waiting = self._waiting(indices)
         if waiting:
             results = self._call([self.items[index] for index in waiting])
             self._keep(waiting, check_results(results, len(waiting)))
         return indices
 
     def _keep(self, indices: list[int], results: Sequence[Any]) -> None:
-        stored = [
-            (self.items.key_of(index), *self._codec.written(result, f"items[{index}]"))
-            for index, result in zip(indices, results, strict=True)
-        ]
+        stored = []
+        for index, result in zip(indices, results, strict=True):
+            written = self._codec.written(result, f"items[{index}]")
+            stored.append((self.items.key_of(index), *written))
         for index, row in zip(indices, self._store.put(self._computation, stored), strict=True):
             self.items.settle(index, row)
         self.computed += len(indices)
@@ -525,14 +526,14 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
         )
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
-        read = iter(
-            self._reader.read(
-                [self._rows[index] for index in indices if self._rows[index] != FAILED]
-            )
-        )
-        found = []
+        rows = [self._rows[index] for index in indices]
+        read = iter(self._reader.read(list(filter(FAILED.__ne__, rows))))
+        found: list[R | FailedItem] = []
         for index in indices:
-            found.append(self._failed[index] if self._rows[index] == FAILED else next(read))
+            if self._rows[index] == FAILED:
+                found.append(self._failed[index])
+            else:
+                found.append(next(read))
         return found
 
 
@@ -869,7 +870,7 @@ def _tell_of_others(own: Computation, others: Iterable[str], count: int) -> None
 
 def _tell_of_code(own: str, codes: Iterable[str], count: int) -> None:
     """Warn that other code computed some of the stored results."""
-    found = next((found for code in codes if (found := differences(own, code))), None)
+    found = next(filter(None, (differences(own, code) for code in codes)), None)
     if found is not None:
         hint = (
             'to compute them again, change the identity: {"version": 2, ...}; to keep them '

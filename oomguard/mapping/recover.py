@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -81,9 +82,7 @@ def _saved(database: sqlite3.Connection, last: int, new: Path) -> int:
             numbers[number] = store.number(computation)
             for code in codes:
                 store.add_code(numbers[number], code)
-        waiting: dict[int, list[tuple[Key, str, bytes]]] = {
-            number: [] for number in numbers.values()
-        }
+        waiting: dict[int, list[tuple[Key, str, bytes]]] = defaultdict(list)
         for row, form, content in _values(database, last):
             if (found := _key(database, row)) is None or found[0] not in numbers:
                 continue

@@ -259,9 +259,8 @@ class ResultStore:
 
     def _begin(self) -> None:
         run = self._database.execute
-        version, application = (
-            run(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
-        )
+        (version,) = run("PRAGMA user_version").fetchone()
+        (application,) = run("PRAGMA application_id").fetchone()
         if version > SCHEMA_VERSION and application == APPLICATION_ID:
             what = (
                 f"a newer oomguard wrote it (schema {version}, this version supports "
@@ -314,10 +313,8 @@ class ResultStore:
         """Return all versions of the code that computed results of a computation."""
         with self._explaining():
             asked = "SELECT code FROM computation WHERE id = ?"
-            found = []
-            for code in json.loads(self._database.execute(asked, (computation,)).fetchone()[0]):
-                found.append(str(code))
-            return found
+            (codes,) = self._database.execute(asked, (computation,)).fetchone()
+            return [str(code) for code in json.loads(codes)]
 
     def add_code(self, computation: int, code: str) -> None:
         """Add a version of the code of a computation."""
@@ -370,13 +367,13 @@ class ResultStore:
                 # Another worker stored one without a claim, because someone deleted the lock file.
                 found = self.find(computation, [key for key, _, _ in results])
                 rows = [found[key] for key, _, _ in results]
+            values = []
+            for row, (_, form, content) in zip(rows, results, strict=True):
+                if row in new:
+                    values.append((row, form, zlib.crc32(content), content))
             many(
                 "INSERT OR REPLACE INTO value (id, form, crc32, content) VALUES (?, ?, ?, ?)",
-                [
-                    (row, form, zlib.crc32(content), content)
-                    for row, (_, form, content) in zip(rows, results, strict=True)
-                    if row in new
-                ],
+                values,
             )
         return rows
 
@@ -463,10 +460,8 @@ def _error_entry(error: Exception) -> Mapping[str, Any]:
     name = getattr(error, "sqlite_errorname", None) or ""
     if isinstance(error, (sqlite3.DataError, OverflowError)):
         name = "SQLITE_TOOBIG"
-    found: Mapping[str, Any] = next(
-        entry for entry in store_data()["error"] if name.startswith(entry["name"])
-    )
-    return found
+    entries: list[Mapping[str, Any]] = store_data()["error"]
+    return next(filter(lambda entry: name.startswith(entry["name"]), entries))
 
 
 # A call stores results in the order of its items, so the next items' results are probably the next
@@ -508,7 +503,11 @@ class FinishedResults:
         if self._is_in_order:
             self._read_ahead(_AHEAD_RATIO * len(keys))
             pop = self._ahead.pop
-            found = {key: row for key in keys if (row := pop(key, 0))}
+            found = {}
+            for key in keys:
+                row = pop(key, 0)
+                if row:
+                    found[key] = row
             self._is_in_order = len(found) >= _LEAST_RATIO * len(keys)
         missing = []
         for key in keys:

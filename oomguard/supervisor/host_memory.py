@@ -160,9 +160,9 @@ class HostMemory:
 
     def limits(self, far_bytes: int = _NO_LIMIT_BYTES) -> list[Level]:
         """Return what is left below each limit."""
-        levels = [group.level(far_bytes) for group in self._groups]
         found = []
-        for level in levels:
+        for group in self._groups:
+            level = group.level(far_bytes)
             if level is not None:
                 found.append(level)
         return found

@@ -43,9 +43,7 @@ _OPTION_NAMES: Final = (
     "termination-message probes exit-status slurm-comment slurm-requeue quiet verbose color",
 )
 _OPTION_VARIABLES: Final = frozenset(
-    f"OOMGUARD_{name}"
-    for names in _OPTION_NAMES
-    for name in names.upper().replace("-", "_").split(" ")
+    "OOMGUARD_" + name.upper().replace("-", "_") for name in " ".join(_OPTION_NAMES).split(" ")
 )
 _EARLY_VARIABLES: Final = frozenset(
     {"NOTIFY_SOCKET", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}

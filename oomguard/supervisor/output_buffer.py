@@ -131,16 +131,12 @@ class RecordedOutput:
             return {"came": self.came, "failed": self.failed, "times": [], "parts": []}
         parts: list[dict[str, Any]] = []
         for part in self.kept():
-            parts.append(
-                {
-                    "number": part.number,
-                    "at": part.at,
-                    "size": part.size,
-                    "pieces": part.pieces.tolist(),
-                }
-                if isinstance(part, Slot)
-                else {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
-            )
+            if isinstance(part, Slot):
+                fields = {name: getattr(part, name) for name in ("number", "at", "size")}
+                parts.append({**fields, "pieces": part.pieces.tolist()})
+            else:
+                fields = {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
+                parts.append(fields)
         return {"came": self.came, "failed": self.failed, "times": self._times, "parts": parts}
 
     def close(self) -> None:
@@ -152,11 +148,7 @@ class RecordedOutput:
     @property
     def size(self) -> int:
         """Number of recorded bytes."""
-        total = 0
-        for slot in self.kept():
-            if isinstance(slot, Slot):
-                total += slot.size
-        return total
+        return sum(slot.size for slot in _slots_of(self.kept()))
 
     def kept(self) -> list[Slot | DroppedOutput]:
         """Return recorded slots and gaps in the order of arrival."""
@@ -183,18 +175,15 @@ class RecordedOutput:
         The words must be in lower case.
         """
         wanted = [word.encode() for word in words]
-        slots = []
-        for part in self.kept():
-            if isinstance(part, Slot):
-                slots.append(part)
+        slots = _slots_of(self.kept())
         if len(slots) <= 2 * _SEARCHED_SLOTS:
             ends = slots
         else:
             ends = [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
-        texts = (data.lower() for slot in ends for data in self.read(slot).values())
-        for text in texts:
-            for word in wanted:
-                if word in text:
+        for slot in ends:
+            for data in self.read(slot).values():
+                text = data.lower()
+                if any(word in text for word in wanted):
                     return True
         return False
 
@@ -340,16 +329,15 @@ class OutputBuffer(RecordedOutput):
         """
         self._free.clear()  # unwritten space cannot be used any more
         full = []
-        for s in self._parts:
-            if isinstance(s, Slot) and s.size == SLOT_BYTES:
-                full.append(s)
+        for slot in _slots_of(self._parts):
+            if slot.size == SLOT_BYTES:
+                full.append(slot)
         if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
             self.failed = os.strerror(error.errno or 0)
             return
         if self._open.size:
             self._parts.append(self._open)
-        behind_head = (slot for slot in full if slot.number >= HEAD_SLOTS)
-        self._drop(next(behind_head, full[1]))
+        self._drop(_first_spare(full, full[1]))
         self._open = self._next()
 
     def _add(self, stream: int, count: int) -> None:
@@ -368,11 +356,8 @@ class OutputBuffer(RecordedOutput):
         if slot.size == SLOT_BYTES or len(slot.pieces) >= MOST_PIECES:
             self._parts.append(slot)
             if not self._free:
-                kept = []
-                for part in self._parts:
-                    if isinstance(part, Slot):
-                        kept.append(part)
-                self._drop(next((part for part in kept if part.number >= HEAD_SLOTS), kept[0]))
+                slots = _slots_of(self._parts)
+                self._drop(_first_spare(slots, slots[0]))
             self._open = self._next()
 
     def _next(self) -> Slot:
@@ -417,6 +402,23 @@ class OutputBuffer(RecordedOutput):
         return DroppedOutput(
             slot.sizes(), newlines, {stream: data[-1:] != b"\n" for stream, data in parts.items()}
         )
+
+
+def _slots_of(parts: Iterable[Slot | DroppedOutput]) -> list[Slot]:
+    """Return the slots without the gaps between them."""
+    slots = []
+    for part in parts:
+        if isinstance(part, Slot):
+            slots.append(part)
+    return slots
+
+
+def _first_spare(slots: Iterable[Slot], otherwise: Slot) -> Slot:
+    """Return the oldest slot that is not part of the beginning of the output."""
+    for slot in slots:
+        if slot.number >= HEAD_SLOTS:
+            return slot
+    return otherwise
 
 
 def temporary_folders() -> list[str]:

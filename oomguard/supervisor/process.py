@@ -260,7 +260,10 @@ class _Attempt:
             place = None
         shares_group = place is None or not place.controls
         wanted = {**inherited(), OUTER: str(os.getpid()), **self._command.env}
-        env = {name: value for name, value in wanted.items() if value is not None}
+        env = {}
+        for variable, value in wanted.items():
+            if value is not None:
+                env[variable] = value
         given = self._standard_input()
         try:
             start = self._signals.reaper.start

@@ -186,19 +186,22 @@ class Reaper:
         """
         ours = given_on & writable()
         is_one = ours == {1, 2} and is_one_stream()
-        pipes = {number: os.pipe() for number in sorted(ours) if not (is_one and number == 2)}
+        if is_one:  # both streams share one pipe, so that output to both keeps its order
+            piped = [1]
+        else:
+            piped = sorted(ours)
+        pipes = {number: os.pipe() for number in piped}
         targets = {number: writer for number, (_, writer) in pipes.items()}
         targets |= {number: number for number in given_on - ours}
-        if is_one:  # output to both streams keeps its order
+        if is_one:
             targets[2] = targets[1]
         for number, (_, writer) in pipes.items():
             os.set_blocking(writer, os.get_blocking(number))
-        outputs: dict[int, IO[bytes]] = {
-            number: os.fdopen(reader, "rb", buffering=0) for number, (reader, _) in pipes.items()
-        }
-        for number, reader in outputs.items():
+        outputs: dict[int, IO[bytes]] = {}
+        for number, (reader, _) in pipes.items():
+            outputs[number] = os.fdopen(reader, "rb", buffering=0)
             if has_no_reader(number):
-                reader.close()  # its first write fails, as it would on our own stream
+                outputs[number].close()  # its first write fails, as it would on our own stream
         return outputs, targets, [writer for _, writer in pipes.values()]
 
     def exit_status(self, timeout_s: float) -> int | None:

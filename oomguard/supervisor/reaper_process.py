@@ -110,9 +110,10 @@ def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, byte
     """Return the environment with systemd's variables moved from process ``named`` to this one."""
     ours = str(os.getpid()).encode()
     theirs = str(named).encode()
-    found = {}
-    for name, value in env.items():
-        found[name] = ours if name in _OF_A_SERVICE and value == theirs else value
+    found = dict(env)
+    for name in _OF_A_SERVICE:
+        if found.get(name) == theirs:
+            found[name] = ours
     return found
 
 
@@ -270,9 +271,9 @@ class SignalSentinel:
             for record in self._records:
                 if record[1] == number and (by_key or record[2:] == (code, sender)):
                     self._records.remove(record)
-                    self._had = {
-                        one: at_s for one, at_s in self._had.items() if came_s - at_s < _FORGOTTEN_S
-                    }
+                    for one, at_s in list(self._had.items()):
+                        if came_s - at_s >= _FORGOTTEN_S:
+                            del self._had[one]
                     self._had[number, code, sender] = came_s
                     return True
             if by_key:
@@ -313,7 +314,8 @@ class SignalSentinel:
             return False
         data = os.read(self._reader, _RECORD.size)
         now = time.monotonic()
-        self._records = [one for one in self._records if now - one[0] < _FORGOTTEN_S]
+        while self._records and now - self._records[0][0] >= _FORGOTTEN_S:
+            del self._records[0]
         if len(data) == _RECORD.size:
             self._records.append((now, *_RECORD.unpack(data)))
         return bool(data)

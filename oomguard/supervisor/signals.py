@@ -108,9 +108,7 @@ class SignalForwarder:
     def __enter__(self) -> SignalForwarder:
         self._numbers = forwardable_signals()
         self._ignored = ignored_signals()
-        self._masked = {
-            int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
-        }
+        self._masked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)))
         self.reaper = Reaper(InitialSignals(frozenset(self._masked), self._ignored, self._closed))
         self._thread.start()
         self._stops_us(does=True)

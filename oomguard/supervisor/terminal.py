@@ -140,11 +140,7 @@ class TerminalStreams(NamedTuple):
 
 def shown_on_terminal() -> TerminalStreams | None:
     """Return which streams are the terminal; None if our output goes elsewhere."""
-    members = []
-    for number in (0, 1, 2):
-        if _controls_us(number):
-            members.append(number)
-    ours = frozenset(members)
+    ours = frozenset(filter(_controls_us, (0, 1, 2)))
     if ours & {1, 2}:
         others = {1, 2} - ours
         return TerminalStreams(
@@ -152,14 +148,14 @@ def shown_on_terminal() -> TerminalStreams | None:
             controls=True,
             in_front=0 in ours and not any(_has_reader(number) for number in others),
         )
-    first = next((number for number in (1, 2) if os.isatty(number)), None)
-    if first is None:
+    terminals = list(filter(os.isatty, (1, 2)))
+    if not terminals:
         return None
-    device = os.fstat(first).st_rdev
-    same = frozenset(
-        number for number in (1, 2) if os.isatty(number) and os.fstat(number).st_rdev == device
-    )
-    return TerminalStreams(same, controls=False, in_front=False)
+    same = set()
+    for number in terminals:
+        if os.fstat(number).st_rdev == os.fstat(terminals[0]).st_rdev:
+            same.add(number)
+    return TerminalStreams(frozenset(same), controls=False, in_front=False)
 
 
 def _controls_us(fd: int) -> bool:

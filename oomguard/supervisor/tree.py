@@ -59,11 +59,7 @@ def command_line(pid: int) -> tuple[str, ...]:
             words = file.read().split(b"\0")
     except OSError:
         return ()
-    found = []
-    for word in words:
-        if word:
-            found.append(os.fsdecode(word))
-    return tuple(found)
+    return tuple(map(os.fsdecode, filter(None, words)))
 
 
 def descendants(root: int) -> list[int]:
@@ -90,10 +86,14 @@ def send_to_others(group: int, number: int) -> None:
     ones, so the caller's own copy would hide the other.
     """
     sent = {os.getpid()}
-    while found := {pid for pid in pids() if pid not in sent and _group(pid) == group}:
-        for pid in found:
-            send(pid, number)
-        sent |= found  # then processes that these have forked meanwhile
+    is_complete = False
+    while not is_complete:  # one more look finds processes that the others forked meanwhile
+        is_complete = True
+        for pid in pids():
+            if pid not in sent and _group(pid) == group:
+                send(pid, number)
+                sent.add(pid)
+                is_complete = False
 
 
 def is_stopped(pid: int) -> bool:
@@ -110,9 +110,9 @@ def children(pid: int) -> list[int]:
     """Return the living children of ``pid``."""
     found = []
     for child in pids():
-        for state, above in [_state(child)]:
-            if above == pid and state not in _GONE:
-                found.append(child)
+        state, above = _state(child)
+        if above == pid and state not in _GONE:
+            found.append(child)
     return found
 
 
@@ -284,7 +284,7 @@ def end(
         wait_s: seconds between TERM and KILL.
         spare_s: seconds before TERM.
         is_urgent: polled while waiting; True kills at once.
-        but: another process that is not stopped; ``reap`` does not count it.
+        exempt: another process that is not stopped; ``reap`` does not count it.
     """
     asked: set[int] = set()
     began = time.monotonic()
@@ -292,15 +292,18 @@ def end(
         time.sleep(_POLL_S)
     began = time.monotonic()
     while reap() and time.monotonic() - began < wait_s + KILL_WAIT_S:
-        left = [pid for pid in descendants(root) if pid != exempt]
-        if time.monotonic() - began >= wait_s or is_urgent():
+        is_late = time.monotonic() - began >= wait_s or is_urgent()
+        if is_late:
             began = min(began, time.monotonic() - wait_s)
-            for pid in left:
+        for pid in descendants(root):
+            if pid == exempt:
+                continue
+            if is_late:
                 send(pid, signal.SIGKILL)
-        for pid in [pid for pid in left if pid not in asked]:
-            send(pid, signal.SIGTERM)
-            send(pid, signal.SIGCONT)  # a stopped process reacts to TERM only after CONT
-            asked.add(pid)
+            if pid not in asked:
+                send(pid, signal.SIGTERM)
+                send(pid, signal.SIGCONT)  # a stopped process reacts to TERM only after CONT
+                asked.add(pid)
         time.sleep(_POLL_S)
 
 
@@ -338,9 +341,9 @@ def set_command_line(text: bytes) -> None:
     """Set the command line that ps shows and ``pkill -f`` matches, if /proc shows its address."""
     try:
         fields = read_file("/proc/self/stat").rpartition(b")")[2].split()
-        start, end = (
-            int(fields[number - 3]) for number in (48, 49)
-        )  # arg_start, arg_end: proc_pid_stat(5)
+        # arg_start and arg_end are the fields 48 and 49 (proc_pid_stat(5)); the first two are gone
+        start = int(fields[48 - 3])
+        end = int(fields[49 - 3])
     except (OSError, ValueError, IndexError):
         return
     if 0 < start < end:

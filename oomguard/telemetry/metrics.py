@@ -188,7 +188,10 @@ class Exporter:
     ) -> None:
         self._tally = tally
         self._sample = sample
-        self._metrics = [metric for metric in metrics() if set(metric.at) & set(at)]
+        self._metrics = []
+        for metric in metrics():
+            if set(metric.at) & set(at):
+                self._metrics.append(metric)
 
     def describe(self) -> Iterator[Family]:
         """Yield the families without values; a registry uses them to reject duplicate names."""

@@ -52,12 +52,14 @@ def read_sample(pid: int | None, host_full_in_s: float | None = None) -> dict[st
     devices: dict[tuple[str, ...], nvml.Device] = {}
     for d in nvml.devices() or ():
         devices[(str(d.index), d.name or "")] = d
-    total = {labels: d.total_bytes for labels, d in devices.items() if d.total_bytes is not None}
-    used = {
-        labels: d.total_bytes - d.free_bytes
-        for labels, d in devices.items()
-        if d.total_bytes is not None and d.free_bytes is not None
-    }
+    total = {}
+    used = {}
+    for labels, device in devices.items():
+        if device.total_bytes is None:
+            continue
+        total[labels] = device.total_bytes
+        if device.free_bytes is not None:
+            used[labels] = device.total_bytes - device.free_bytes
     return {
         "host_full_in_s": host_full_in_s,
         "resident_bytes": None if pid is None else resident_bytes(pid),
@@ -405,12 +407,15 @@ def _leave_the_commands_port(address: HttpAddress, argv: tuple[str, ...]) -> Non
     from oomguard.engines.registry import launcher_of
     from oomguard.engines.server import address_of
 
-    own = (address_of(words, launcher_of(Launch(words)).NAME) for words in unwrap_command(argv))
-    if address.port and address.port in {one.port for one in own if one is not None}:
-        raise UsageError(
-            f"--metrics {address}: the command itself listens on port {address.port}",
-            hint="--metrics 0 picks a free port",
-        )
+    if not address.port:
+        return
+    for words in unwrap_command(argv):
+        own = address_of(words, launcher_of(Launch(words)).NAME)
+        if own is not None and own.port == address.port:
+            raise UsageError(
+                f"--metrics {address}: the command itself listens on port {address.port}",
+                hint="--metrics 0 picks a free port",
+            )
 
 
 def _serving(address: HttpAddress, exporter: Exporter) -> Outlet | None:

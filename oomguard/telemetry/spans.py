@@ -59,8 +59,10 @@ def of_incident(incident: Incident, number: int) -> Attributes:
         found["oomguard.incident.cause"] = cause.id
         found["oomguard.incident.rule"] = cause.rule
         found["oomguard.incident.confidence"] = cause.confidence
-    facts = {f"oomguard.fact.{name}": fact.value for name, fact in sorted(incident.facts.items())}
-    return found | {name: value for name, value in facts.items() if not isinstance(value, str)}
+    for name, fact in sorted(incident.facts.items()):
+        if not isinstance(fact.value, str):
+            found[f"oomguard.fact.{name}"] = fact.value
+    return found
 
 
 def of_attempt(attempt: Attempt) -> Attributes:
@@ -292,9 +294,8 @@ class _SdkLogCollector(logging.Handler):
 
 
 def _names() -> list[str]:
-    return [name.strip() for name in os.environ.get(_EXPORTER, "").split(",") if name.strip()] or [
-        "otlp"
-    ]
+    names = map(str.strip, os.environ.get(_EXPORTER, "").split(","))
+    return list(filter(None, names)) or ["otlp"]
 
 
 def _exporter(name: str) -> SpanExporter:
@@ -344,7 +345,7 @@ def _install(*names: str) -> str:
 
 def _of_otlp() -> tuple[str, ...]:
     by_protocol: dict[str, str] = table()["otlp"]
-    asked = next((text for name in _PROTOCOLS if (text := os.environ.get(name, "").strip())), None)
+    asked = next(filter(None, (os.environ.get(name, "").strip() for name in _PROTOCOLS)), None)
     if asked is None:
         return tuple(by_protocol.values())
     if asked not in by_protocol:

@@ -50,7 +50,10 @@ def user_traceback(
         entry = entry.tb_next
     if config.option.fulltrace or not entries or _file(entries[-1]) != _RAISES:
         return None
-    own = [i for i, entry in enumerate(entries) if _is_own(_file(entry))]
+    own = []
+    for number, entry in enumerate(entries):
+        if _is_own(_file(entry)):
+            own.append(number)
     users: TracebackType | None = None
     for entry in reversed(entries[: own[-1] + 1] if own else []):
         users = TracebackType(users, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -62,9 +65,9 @@ def _file(entry: TracebackType) -> Path:
 
 
 def _is_own(path: Path) -> bool:
-    return path.is_absolute() and not any(
-        path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE)
-    )
+    if not path.is_absolute():
+        return False
+    return not any(map(path.is_relative_to, (*_INSTALLED, _PACKAGE)))
 
 
 def report_section(device: SimulatedDevice, error: BaseException) -> str:
@@ -82,7 +85,9 @@ def report_section(device: SimulatedDevice, error: BaseException) -> str:
     from oomguard.diagnosis import diagnose
     from oomguard.report.note import note
 
-    lines += [note(incident) for incident in diagnose(error).incidents if incident.is_oom]
+    for incident in diagnose(error).incidents:
+        if incident.is_oom:
+            lines.append(note(incident))
     return "\n".join(lines)
 
 
