@@ -336,8 +336,11 @@ class Supervisor:
         is_failed = self._is_cut or self._host_record is not None
         if is_failed and status == 0:
             status = FAILED_STATUS
-        if self._signals.stopped_between_runs and self._signals.stopped_by is not None:
-            status = 128 + self._signals.stopped_by
+        signals = self._signals
+        is_between = signals.stopped_between_runs and signals.stopped_by is not None
+        # A command that succeeded keeps its status, although a stop came while its tree was ended.
+        if is_between and status != 0:
+            status = 128 + int(signals.stopped_by or 0)
         return status
 
     def _first(self) -> NextStep:
