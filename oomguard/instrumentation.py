@@ -163,7 +163,8 @@ class Readings:
         if not worked_on:
             return {index: f"GPU {index}" for index in uuids}
         names: dict[int, str] = {}
-        with contextlib.suppress(Exception):  # this torch does not report the identity of a device
+        # Some versions of torch do not report the identity of a device.
+        with contextlib.suppress(Exception):
             cuda = sys.modules["torch"].cuda
             for name in worked_on:
                 own = str(cuda.get_device_properties(int(name.removeprefix("cuda:"))).uuid)
@@ -286,7 +287,8 @@ def uses_of(
 
 readings: Final = Readings()
 _STAYS_S: Final = 1.0
-_LONGEST_WAIT_S: Final = 3600.0  # a lock accepts no longer timeout than threading.TIMEOUT_MAX
+# A lock accepts no longer timeout than threading.TIMEOUT_MAX.
+_LONGEST_WAIT_S: Final = 3600.0
 
 
 class SampleReceiver(Protocol):
@@ -563,7 +565,8 @@ def write(path: str | PathLike[str], content: bytes) -> None:
             with named.open("ab") as file:
                 file.write(content)
             return
-        target = named.resolve()  # follow a link, so that it stays a link
+        # Write to a link's target, so that the link stays a link.
+        target = named.resolve()
         if not target.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         write_whole(target, content)

@@ -47,9 +47,8 @@ def roll_back(ledger: Ledger, needed: Mapping[str, LeastValue], rules: RuleSet) 
         needed: the refused values, by setting.
         rules: the rules that explain the failure.
     """
-    if (
-        ledger.diagnosis is None
-    ):  # without an earlier failure, the change was reused from an earlier run
+    # Without an earlier failure, the refused change was reused from an earlier run.
+    if ledger.diagnosis is None:
         for patch in ledger.patches:
             if patch.setting in needed:
                 fields = {
@@ -123,7 +122,8 @@ def only_compares_texts(argv: Sequence[str]) -> bool:
     programs = {inner.program for inner in inner_commands(argv)}
     scripts = set()
     for word in argv:
-        if word.endswith(".py"):  # a Python file is known by its name
+        # A Python file is known by its name.
+        if word.endswith(".py"):
             scripts.add(PurePath(word).stem)
     compare = programs & set(table["compare_texts"]) - scripts
     return bool(compare) and programs - compare <= set(table["beside_them"])
@@ -301,13 +301,15 @@ class AttemptDiagnoser:
         if status:
             scanned = output.or_engine_log(scanned, self.insight.said(launch), self.rules, settings)
             scanned = with_ranks(scanned, output.tail, first.argv)
-        if death is not None:  # failures of an earlier start or of a request did not end the run
+        # Failures of an earlier start, or of a request, did not end the run.
+        if death is not None:
             own = []
             for incident in scanned.incidents:
                 if incident.start == death.start:
                     own.append(incident)
             scanned = replace(scanned, incidents=tuple(own) or (death,))
-        if ended is not None:  # oomguard caused what the engine printed while it was stopped
+        # The stop itself caused what the engine printed while it ended.
+        if ended is not None:
             counted = scanned.incidents
             if ended.is_hang:
                 counted = _out_of_memory(scanned)

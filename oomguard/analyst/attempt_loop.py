@@ -347,20 +347,21 @@ class AttemptLoop:
             if number > 1 or left_s > 0:
                 self.launch = self.placing.placed(self.launch, self._gate.stopped, left_s)
             if not self._gate.stopped():
-                self._ledger.require_time()  # choosing and waiting took time
+                # Choosing the changes and waiting for devices took time.
+                self._ledger.require_time()
         except (DeadlineError, PlacementError, UsageError) as error:
             if number == 1:
                 raise
             get_logger().warning(f"Not retried: {error}", command=self._shown())
             return False
-        return (
-            number == 1 or not self._gate.stopped()
-        )  # the placement may have waited, and the user may have stopped it
+        # Placement may have waited, and the user may have stopped it.
+        return number == 1 or not self._gate.stopped()
 
     def _attempt(self, number: int, signals: ReceivedSignals, folder: Path) -> None:
         log = get_logger()
         ledger = self._ledger
-        write = log.debug if number == 1 else log.info  # a healthy run shows nothing
+        # A healthy run shows nothing.
+        write = log.debug if number == 1 else log.info
         if number > 1 or log.isEnabledFor(DEBUG):
             write("Attempt started", number=number, command=self._shown())
 

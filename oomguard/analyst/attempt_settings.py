@@ -245,7 +245,8 @@ def _with_patched(
         found[name] = SettingInForce(name, value, by_user, "patched")
         fact = SETTING_FACTS.get(name, "")
         if fact in facts and not _is_of_a_line(facts[fact]) and is_of_type(fact, value):
-            facts[fact] = Fact(fact, value, "patched")  # the fact shows the value before the change
+            # The printed value is from before the change.
+            facts[fact] = Fact(fact, value, "patched")
     return replace(incident, settings=found, facts=facts)
 
 

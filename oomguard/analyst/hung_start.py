@@ -97,7 +97,8 @@ class HungStart:
                 cpu_s = _cpu_s(self.root)
                 continue
             if not self._is_engine and not has_engine(self.root):
-                continue  # a loop that tries again, or a reader of a log
+                # Without an engine it is a loop that tries again, or a reader of a log.
+                continue
             failed = self._failure()
             if failed is None or over.is_set() or self.end.is_stopped():
                 continue

@@ -56,7 +56,8 @@ def describe_start(argv: Sequence[str]) -> dict[str, Any]:
     files, and the names of user and host.
     """
     folder = None
-    with homes_kept(), suppress(OSError):  # the working directory may be gone
+    # The working directory may be gone.
+    with homes_kept(), suppress(OSError):
         folder = mask(str(Path.cwd()))
     original = mask_command(argv, keep_homes=True)
     is_exact = hides_secrets_alone(argv, original)
@@ -274,7 +275,8 @@ class JournalHook:
             )
             try:
                 self._beginning.start()
-            except RuntimeError:  # no more threads are permitted
+            except RuntimeError:
+                # If no more threads are permitted, the start waits for the journal.
                 self._beginning = None
                 self._begin(*given)
 

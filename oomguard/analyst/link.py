@@ -292,7 +292,8 @@ class Link:
                 else:
                     self._messages.put(message)
         finally:
-            os._exit(0)  # the supervisor is gone, and no process reads the answers
+            # The supervisor is gone, so no process reads an answer.
+            os._exit(0)
 
 
 _current: Final[list[Link]] = []

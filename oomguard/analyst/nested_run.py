@@ -25,7 +25,8 @@ def outer_run() -> int | None:
     below = 0
     while pid > 1:
         pid, below = tree.parent(pid) or 0, pid
-        if str(pid) == named:  # processes of a run are below its reaper
+        # Every process of a run is below its reaper.
+        if str(pid) == named:
             if tree.name_of(below) == REAPER_NAME:
                 return pid
             return None

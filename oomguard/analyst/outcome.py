@@ -108,7 +108,8 @@ def outcome_of(
     if is_ended_by_us or (status == 0 and (is_cut or not last.succeeded)):
         status = FAILED_STATUS
     is_between = signals.stopped_between_runs and signals.stopped_by is not None
-    if is_between and status != 0:  # a command that succeeded keeps its status
+    # A command that succeeded keeps its status.
+    if is_between and status != 0:
         status = 128 + int(signals.stopped_by or 0)
     is_stopped = signals.stopped_by is not None
     how = (

@@ -156,9 +156,8 @@ class CrashLoop:
             began_s: when it began.
             took_effect: whether its changes reached the engine.
         """
-        if (
-            attempt.incident is None
-        ):  # our own change made the engine refuse a request, so this is not a memory failure
+        # Without an incident the engine refused our own change, which is no memory failure.
+        if attempt.incident is None:
             return
         failure = Failure(attempt.incident, attempt.patches, began_s, began_s + attempt.seconds)
         continues_loop = (
@@ -238,9 +237,8 @@ def _figures(incident: Incident, needed: str, there: str) -> dict[str, tuple[flo
     need = incident.number(needed)
     room = incident.number(there)
     if need is None:
-        if (
-            room is None or there == "device_free_bytes"
-        ):  # free memory alone says nothing without the requested size
+        # Free memory alone says nothing without the requested size.
+        if room is None or there == "device_free_bytes":
             return {}
         return {"left": (-room, max(SAME_RATIO * abs(room), incident.slack(there)))}
     tolerance = max(SAME_RATIO * need, incident.slack(needed))
@@ -305,7 +303,8 @@ def is_taken(address: ListenAddress) -> bool:
             probe.bind((address.host, address.port))
     except OSError as error:
         return error.errno == errno.EADDRINUSE
-    except (TypeError, ValueError):  # not a host name for bind()
+    except (TypeError, ValueError):
+        # bind() does not accept this text as a host name.
         return False
     return False
 
@@ -578,13 +577,16 @@ def _open_files() -> Iterator[tuple[int, str]]:
         try:
             for link in (_PROC / str(pid) / "fd").iterdir():
                 yield pid, str(link.readlink())
-        except OSError:  # the process has ended, or belongs to another user
+        except OSError:
+            # The process has ended, or belongs to another user.
             continue
 
 
 _NET: Final = Path("/proc/net")
-_LISTENS: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
-_ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON, include/uapi/linux/net.h
+# TCP_LISTEN, include/net/tcp_states.h
+_LISTENS: Final = "0A"
+# __SO_ACCEPTCON, include/uapi/linux/net.h
+_ACCEPTS: Final = 1 << 16
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
 
 
@@ -633,11 +635,13 @@ def listens_on_path(path: str) -> bool:
         client.setblocking(False)
         try:
             client.connect(path)
-        except BlockingIOError:  # its queue is full
+        except BlockingIOError:
+            # A full queue means that a server listens.
             return True
         except ConnectionRefusedError:
             return False
-        except OSError:  # no permission, or another kind of socket: /proc decides
+        except OSError:
+            # Without permission, or for another kind of socket, /proc decides.
             return any(_on_path(path))
     return True
 

@@ -183,7 +183,8 @@ def _data() -> dict[str, Any]:
 
 # This search finds files that were opened, written and closed between two checks of open files, or
 # moved into place. It does not know which process changed them.
-LIMIT_S: Final = 2.0  # a network file system answers slowly
+# A network file system answers slowly, and the next attempt waits for this.
+LIMIT_S: Final = 2.0
 _PROC: Final = "/proc"
 
 
@@ -398,7 +399,8 @@ def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files that the options of nested runs name, because those runs write them."""
     for words in options_of_inner_runs(argv):
         for name, value in _values(words):
-            if "://" not in value:  # otherwise it is a database
+            # A URL names a database, not a file.
+            if "://" not in value:
                 yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
 
 
@@ -579,7 +581,8 @@ class SideEffectMonitor:
         if self._files is None:
             return SideEffects()
         folder = None
-        with contextlib.suppress(OSError):  # the working directory no longer exists
+        # The working directory may be gone.
+        with contextlib.suppress(OSError):
             folder = str(Path.cwd())
         launch = replace(self._launch, argv=innermost_command(self._launch.argv))
         server = is_server(launch)

@@ -129,7 +129,8 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
     """Convert an object of the contract to a patch."""
     try:
         effect = Effect.parse(str(row.get("effect")))
-    except KeyError:  # of another version; the unknown effect counts as the most expensive
+    except KeyError:
+        # Another version wrote this effect, so it counts as the most expensive one.
         effect = Effect.CHANGES_OUTPUTS
     return Patch(
         _text(row.get("setting")),
@@ -152,9 +153,8 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
 
 def incident_of(row: Mapping[str, Any]) -> Incident:
     """Convert an object of the contract to an incident; its causes contain the evidence."""
-    slack = numbers_of(
-        row.get("slack")
-    )  # only the journal stores the rounding, so that figures keep their printed precision
+    # Only the journal stores the rounding, so that figures keep their printed precision.
+    slack = numbers_of(row.get("slack"))
     facts = {}
     for name, value in values_of(row.get("facts")).items():
         if name in REGISTRY:

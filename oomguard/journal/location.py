@@ -90,7 +90,8 @@ def parse_location(text: str) -> Location:
     location = JournalUrl(f"postgresql://{text[found.end() :]}")
     try:
         location.hosts  # noqa: B018 - fails now instead of at the first write
-    except ValueError:  # not shown, because any part of it may be the password
+    except ValueError:
+        # The message does not show the text, because any part of it may be the password.
         raise UsageError(
             "--journal postgresql://…: oomguard cannot read its host and port",
             hint=(

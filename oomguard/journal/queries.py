@@ -193,7 +193,8 @@ def open_journal(
         if location is None and not where.exists():
             yield None
             return
-        open_regular(where).close()  # SQLite would wait for a FIFO
+        # SQLite would wait for a FIFO.
+        open_regular(where).close()
         with open_file(where, busy_s, read_only=True) as file:
             if version_of(file) == SCHEMA_VERSION:
                 yield file
@@ -288,7 +289,8 @@ def past_runs(database: Database, asked: RunQuery, *, limit: int | None = None) 
     Raises:
         JournalError: if the database is damaged, locked or unreachable.
     """
-    if asked.number is not None and asked.number > _MOST:  # no database has such a number
+    # SQLite has no larger integer.
+    if asked.number is not None and asked.number > _MOST:
         return []
     rows = _runs(database, asked, _MOST if limit is None else min(limit, _MOST))
     attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
@@ -312,7 +314,8 @@ def _runs(database: Database, asked: RunQuery, limit: int) -> list[tuple[Any, ..
 
 def _numbers(database: Database, asked: RunQuery, folded: str, limit: int) -> list[int]:
     """Return the runs whose command contains a text; only Python folds the case of every script."""
-    found, contains = list[int](), dict[str, bool]()  # many runs have the same command
+    # Many runs have the same command.
+    found, contains = list[int](), dict[str, bool]()
     while len(found) < limit:
         page = _select(database, "run.number, run.original", asked, _COMMANDS_AT_ONCE)
         for number, original in page:

@@ -155,7 +155,8 @@ class Journal:
         self._lock: LivenessLock | None = None
         try:
             make_folder(path.parent, 0o700)
-            path.touch(mode=0o600)  # commands are masked, but still private
+            # Commands are masked, but still private.
+            path.touch(mode=0o600)
             with open_file(path, busy_s) as database:
                 prepare(database)
         except (JournalError, OSError) as error:
@@ -199,7 +200,8 @@ class Journal:
         ended = AttemptEnd(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
         with open_file(self.path, self._busy_s) as database, database.transaction():
             if not write_end(database, begun.session, begun.number, ended):
-                write_begin(database, begun)  # the run was removed while it ran
+                # history --keep removed the run while it ran, so begin it again.
+                write_begin(database, begun)
                 write_end(database, begun.session, begun.number, ended)
 
     def finish(self, wait_s: float) -> None:

@@ -117,7 +117,8 @@ def _code_bytes(function: types.FunctionType) -> bytes:
             consts[0] = None
         plain: list[str | list[str]] = []
         for const in consts:
-            if isinstance(const, frozenset):  # its order differs from run to run
+            # The order of a frozenset differs from run to run.
+            if isinstance(const, frozenset):
                 plain.append(sorted(map(repr, const)))
             else:
                 plain.append(repr(const))
@@ -137,7 +138,8 @@ def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if name not in stored:
             try:
                 yield name, cell.cell_contents
-            except ValueError:  # not assigned yet
+            except ValueError:
+                # not assigned yet
                 continue
 
 
@@ -173,7 +175,8 @@ def _writes(steps: list[dis.Instruction]) -> bool:
         first = None
     if first is not None and first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         return first.argval in (*_ADDING, *_TAKING)
-    for step in steps:  # instructions that compute a key
+    # These instructions store to a key or attribute that was computed.
+    for step in steps:
         if step.opname.startswith(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "COPY")):
             return True
         if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
@@ -222,7 +225,8 @@ def digest(value: Any) -> bytes:
             TypeError,
             ValueError,
             RecursionError,
-        ) as error:  # keys of several types, or a list that contains itself
+        ) as error:
+            # Keys of several types, or a list that contains itself.
             raise UnknownContentError(f"{_name(type(value))}: {error}") from None
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
@@ -414,7 +418,8 @@ def _hook(model: Any) -> str | None:
         for kind in _HOOKS:
             hooks += getattr(module, kind).values()
         for hook in hooks:
-            function = getattr(hook, "func", hook)  # functools.partial
+            # functools.partial
+            function = getattr(hook, "func", hook)
             package = (getattr(function, "__module__", None) or "").partition(".")[0]
             if package not in _KNOWN_HOOKS:
                 name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -572,7 +577,8 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
         closed = _scalars(read.closed)
         found = {name: value for name, value in closed.items() if name not in given} | found
         if plain.__name__ == "<lambda>":
-            found[CODE] = read.digest  # its name is shared by many functions
+            # Many functions share this name.
+            found[CODE] = read.digest
         if "code" not in given:
             replaced = {}
             for name, value in closed.items():
@@ -711,7 +717,8 @@ def _short(value: Any) -> Any:
         return value
     try:
         text = json.dumps(value)
-    except TypeError:  # it contains bytes or a tensor
+    except TypeError:
+        # Bytes and tensors have no readable form in JSON.
         return known
     if len(text) <= _READABLE:
         return json.loads(text)

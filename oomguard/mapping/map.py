@@ -57,7 +57,8 @@ def check_results(results: Any, items: int) -> Sequence[Any]:
             count = None
         else:
             count = len(results)
-    except (TypeError, RuntimeError):  # a tensor or an array without dimensions, or a nested one
+    except (TypeError, RuntimeError):
+        # A tensor or an array without dimensions has no length.
         count = None
     if count is None:
         hint = "fn must return a list with one result for each item"
@@ -284,7 +285,8 @@ class MapRun:
             for index, key in keys.items():
                 if key in found:
                     self.items.settle(index, found[key])
-                elif key in failed:  # another worker tried it in the meantime
+                elif key in failed:
+                    # Another worker tried it in the meantime.
                     never_fits, error = failed[key]
                     self._settle_failed(index, error, never_fits=never_fits)
 
@@ -328,7 +330,8 @@ class MapRun:
                 self._fail(waiting[0], error, never_fits=never_fits)
                 return
         finally:
-            error = None  # the exception holds the frames of the failure with their tensors
+            # The exception holds the frames of the failure with their tensors.
+            error = None
         half = len(waiting) // 2
         self._finish(waiting[:half])
         self._finish(waiting[half:])
@@ -554,7 +557,8 @@ def keep_random_state(library: str) -> Iterator[None]:
     if library in sys.modules:
         yield
         return
-    import random  # a larger module of the standard library
+    # Loaded here, because it is a large module.
+    import random
 
     before = random.getstate()
     try:
@@ -615,7 +619,8 @@ class MapProgress:
             if not live.is_started:
                 yield
                 return
-            live.transient = True  # stopping erases the bar
+            # Stopping erases the bar.
+            live.transient = True
             self._progress.stop()
             try:
                 yield
@@ -708,7 +713,8 @@ class MapJob:
             "pin": options.get("pin", ()),
             "max_attempts": options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
         }
-        guard(**of_guard)  # this rejects an unknown effect or setting
+        # guard() rejects an unknown effect or setting.
+        guard(**of_guard)
         return cls(
             _path(store),
             computation_of(fn, options.get("identity")),
@@ -734,7 +740,8 @@ class MapJob:
         ):
             rows = work.items.rows
             given = 0
-            for _ in itertools.chain(work.steps(), (None,)):  # once more after the last step
+            # Sample once more after the last step.
+            for _ in itertools.chain(work.steps(), (None,)):
                 while given < len(rows) and work.look(given):
                     yield (
                         work.failed[given]
@@ -857,7 +864,8 @@ def _tell_of_others(own: Computation, others: Iterable[str], count: int) -> None
     name = ""
     for other in others:
         found = differences(own.described, other)
-        if not nearest or len(found) <= len(nearest):  # the latest one of equally similar ones
+        # Of equally similar ones, take the latest.
+        if not nearest or len(found) <= len(nearest):
             nearest = found
             name = json.loads(other)["function"]
     fields = {"others": count, "differs": "; ".join(nearest)}
@@ -1046,7 +1054,8 @@ async def amap(
             return running[0].result()
         except Exception:
             if stopped.is_set():
-                raise asyncio.CancelledError from None  # the loop is closing, so no item failed
+                # The loop is closing, so no item failed.
+                raise asyncio.CancelledError from None
             raise
 
     try:

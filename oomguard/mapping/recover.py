@@ -29,7 +29,8 @@ _AT_ONCE: Final = 500
 # Offset of the number of pages in the header. If it is 0, SQLite uses the size of the file
 # (https://www.sqlite.org/fileformat2.html).
 _PAGES_AT: Final = 28
-_LEAST_ROW_BYTES: Final = 8  # a store cannot have more rows than bytes
+# A store cannot have more rows than bytes.
+_LEAST_ROW_BYTES: Final = 8
 Value = tuple[int, str, bytes]
 """A result's row, form and content."""
 
@@ -52,7 +53,8 @@ def recover(damaged: Path, new: Path) -> int:
             copy = Path(folder) / "damaged.sqlite"
             _copy(damaged, copy)
             with closing(sqlite3.connect(copy)) as database:
-                database.text_factory = bytes  # texts may be damaged too
+                # Texts may be damaged too.
+                database.text_factory = bytes
                 return _saved(database, copy.stat().st_size // _LEAST_ROW_BYTES, new)
     except OSError as error:
         hint = "name a store, and a new file in a folder with room for a copy"
@@ -64,7 +66,8 @@ def recover(damaged: Path, new: Path) -> int:
 
 def _copy(damaged: Path, copy: Path) -> None:
     shutil.copyfile(damaged, copy)
-    with contextlib.suppress(FileNotFoundError):  # pages that are still in the write-ahead log
+    # Newer pages are still in the write-ahead log.
+    with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(
             damaged.with_name(f"{damaged.name}-wal"), copy.with_name(f"{copy.name}-wal")
         )

@@ -253,7 +253,8 @@ def tree_pids(root: int) -> list[int]:
                 below = tree.read_file(f"/proc/{pid}/task/{task}/children")
                 todo += map(int, below.split())
         except FileNotFoundError:
-            if pid == root:  # this kernel lists no children
+            # Without CONFIG_PROC_CHILDREN, Linux has no file that lists children.
+            if pid == root:
                 return tree.descendants(root)
         except (OSError, ValueError):
             pass

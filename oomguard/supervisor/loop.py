@@ -134,7 +134,8 @@ class AnalystProcess:
         """Send a message. An analyst that does not accept it in time has failed."""
         if self._socket is None:
             return
-        import json  # many runs need no analyst
+        # Loaded here, because many runs need no analyst.
+        import json
 
         data = memoryview(json.dumps(message).encode() + b"\n")
         until_s = time.monotonic() + ANSWER_LIMIT_S
@@ -300,7 +301,8 @@ class Supervisor:
         """Run the command, and again if the analyst says so; return the run's exit status."""
         become_subreaper()
         signals = self._signals = SignalForwarder(self._closed)
-        signals.__enter__()  # only left after a success, because leaving it stops the command
+        # Not a with block: leaving it after an error would stop the command.
+        signals.__enter__()
         self._buffer = OutputBuffer()
         self._began = {"at": time.time(), "kills": _memory_kills()}
         self._make_session()
@@ -308,9 +310,8 @@ class Supervisor:
         status = self._attempts()
         PROGRESS.final = status
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
-        if (
-            self._analyst.failed is not None
-        ):  # otherwise its remaining child delivers a shared journal, and has to outlive it
+        # The child of a healthy analyst delivers a shared journal, and has to outlive it.
+        if self._analyst.failed is not None:
             self._end_helpers()
         if self._session is not None:
             tree.remove_tree(self._session)
@@ -389,7 +390,8 @@ class Supervisor:
 
     def _started(self) -> None:
         self._started_s = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # the system allows no more threads
+        # The run works without this thread if the system allows no more.
+        with contextlib.suppress(RuntimeError):
             self._files.start()
             if self._host is not None:
                 self._host.start()
@@ -445,11 +447,11 @@ class Supervisor:
 
     def _unwatch(self) -> None:
         if self._watched is not None and self._tee is not None:
-            with contextlib.suppress(
-                KeyError, ValueError, OSError, RuntimeError
-            ):  # the copying has ended
+            # Once the copying has ended, nothing is watched any more.
+            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):
                 self._tee.unwatch(self._watched)
-            self._watched = -1  # never watched again
+            # never watched again
+            self._watched = -1
 
     def _is_analyst_due(self) -> bool:
         analyst = self._analyst
@@ -701,9 +703,8 @@ class Supervisor:
         signals = self._signals
         if signals.was_typed and status == 128 + signal.SIGINT and not signals.reaper.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(
-                os.getpid(), signal.SIGINT
-            )  # a shell's loop ends if its command died from Ctrl-C
+            # A shell's loop stops only if its command died from SIGINT.
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def _notify(address: str, text: str) -> None:

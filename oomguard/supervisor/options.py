@@ -86,7 +86,8 @@ def read_options(
     """Read the words before ``--``; all other options are left to the analyst."""
     found = Options()
     if os.path.exists(f"/proc/{environ.get('OOMGUARD_OUTER_RUN', 'none')}"):
-        found.host_reserve_bytes = 0  # the outer run watches
+        # The outer run watches the host's memory already.
+        found.host_reserve_bytes = 0
     is_plain = _read_words(found, list(words))
     found.analyst_first = (
         not is_plain or _is_asked_early(command, environ) or _has_own_file(environ) or _has_table()

@@ -208,7 +208,8 @@ class RecordedOutput:
 
         The time is on the monotonic clock, with a precision of about one second.
         """
-        from bisect import bisect_right  # only the analyst calls this
+        # Loaded here, because the supervisor never calls this.
+        from bisect import bisect_right
 
         at = bisect_right(self._times, (came, math.inf)) - 1
         if self._times:
@@ -271,7 +272,8 @@ class OutputBuffer(RecordedOutput):
                     continue
                 moved = os.splice(pipe, self._fd, count, offset_dst=at)
             except OSError as error:
-                if error.errno == errno.EINVAL:  # the file system does not support splice
+                # This file system does not support splice(2), so copy through a buffer.
+                if error.errno == errno.EINVAL:
                     data = os.read(pipe, count)
                     count -= len(data)
                     self.write(stream, memoryview(data))
@@ -327,7 +329,8 @@ class OutputBuffer(RecordedOutput):
 
         The end of the output is thus kept.
         """
-        self._free.clear()  # unwritten space cannot be used any more
+        # The disk has no space for slots that were never written.
+        self._free.clear()
         full = []
         for slot in _slots_of(self._parts):
             if slot.size == SLOT_BYTES:
@@ -345,7 +348,8 @@ class OutputBuffer(RecordedOutput):
         now_s = time.monotonic()
         if not self._times or now_s - self._times[-1][1] >= TIME_STEP_S:
             self._times.append((self.came, now_s))
-            if len(self._times) > MOST_TIMES:  # old times need no precision of one second
+            # Drop every second one of the older times, which need less precision.
+            if len(self._times) > MOST_TIMES:
                 del self._times[1 : MOST_TIMES // 2 : 2]
         self.came += count
         slot.size += count
@@ -391,9 +395,8 @@ class OutputBuffer(RecordedOutput):
         self._free.append(slot.at)
 
     def _as_missing(self, slot: Slot) -> DroppedOutput:
-        if (
-            self._times and self.came - self._times[-1][0] > FLOOD_BYTES
-        ):  # counting lines would slow the output down
+        # Reading a flood again, to count its lines, would slow the command down.
+        if self._times and self.came - self._times[-1][0] > FLOOD_BYTES:
             ends = {stream: at + length - 1 for stream, at, length in slot.spans()}
             inside = {stream: os.pread(self._fd, 1, at) != b"\n" for stream, at in ends.items()}
             return DroppedOutput(slot.sizes(), {}, inside)

@@ -13,7 +13,8 @@ JOB_STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 OF_TERMINAL: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGCONT}
 # Signals that the kernel never sends to one process alone: keys, window size, background reads.
 BY_KEY: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
-SI_KERNEL: Final = 0x80  # asm-generic/siginfo.h: the kernel sent it
+# asm-generic/siginfo.h: the kernel sent it
+SI_KERNEL: Final = 0x80
 # Nobody can catch the first two. The third concerns our own children. A process causes the others
 # by its own faults.
 _NOT_HANDED_ON: Final = frozenset(

@@ -113,12 +113,10 @@ class SignalForwarder:
         self._thread.start()
         self._stops_us(does=True)
         unchanged = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
-        for number in (
-            self._numbers - unchanged
-        ):  # for a thread that was started earlier with other masks
-            if (
-                signal.getsignal(number) is not None
-            ):  # a handler in C (PYTHONFAULTHANDLER) could not be restored
+        # A thread that was started earlier, with other masks, may still get these signals.
+        for number in self._numbers - unchanged:
+            # A handler in C (PYTHONFAULTHANDLER) reads as None and could not be restored.
+            if signal.getsignal(number) is not None:
                 self._before[number] = signal.signal(number, self._stray)
         return self
 
@@ -217,7 +215,8 @@ class SignalForwarder:
         own = os.getpid()
         while not self._leaving:
             info = signal.sigwaitinfo(self._numbers)
-            with contextlib.suppress(BaseException):  # one signal is lost, but the next one is read
+            # After an error one signal is lost, but the thread reads the next one.
+            with contextlib.suppress(BaseException):
                 while self._strays:
                     self._received(self._strays.pop(0), None, None)
                 # this one only wakes the thread
@@ -226,11 +225,11 @@ class SignalForwarder:
 
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
         if number == signal.SIGCONT and sender == self.reaper.pid:
-            return  # the command continues already; this signal was for us
+            # The reaper continued us, and has continued the command already.
+            return
         if number == signal.SIGTSTP and not self._runs:
-            if (
-                number not in self._ignored | self._masked
-            ):  # this thread took the signal that would have stopped the process
+            # This thread took the signal that would have stopped the process, so stop it here.
+            if number not in self._ignored | self._masked:
                 os.kill(os.getpid(), signal.SIGSTOP)
             return
         with self._lock:

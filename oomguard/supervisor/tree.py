@@ -23,7 +23,8 @@ _POLL_S: Final = 0.02
 # before its own entry is read. So a tree is empty only after several looks in a row.
 LOOKS: Final = 3
 _PROC: Final = "/proc"
-_GONE: Final = b"ZX"  # ended; the entry stays until its parent reads its status
+# ended; the entry stays until its parent reads its status
+_GONE: Final = b"ZX"
 
 
 @functools.cache
@@ -87,7 +88,8 @@ def send_to_others(group: int, number: int) -> None:
     """
     sent = {os.getpid()}
     is_complete = False
-    while not is_complete:  # one more look finds processes that the others forked meanwhile
+    # one more look finds processes that the others forked meanwhile
+    while not is_complete:
         is_complete = True
         for pid in pids():
             if pid not in sent and _group(pid) == group:
@@ -229,9 +231,8 @@ def _state(pid: int) -> tuple[bytes, int]:
     """Return a process's state and its parent; an empty state if it is gone."""
     try:
         text = _entry(pid, "stat")
-        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[
-            :2
-        ]  # the name before them may contain anything
+        # Search from the right, because the process's name before them may contain anything.
+        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[:2]
         return state, int(parent)
     except (OSError, ValueError):
         return b"", 0
@@ -302,7 +303,8 @@ def end(
                 send(pid, signal.SIGKILL)
             if pid not in asked:
                 send(pid, signal.SIGTERM)
-                send(pid, signal.SIGCONT)  # a stopped process reacts to TERM only after CONT
+                # A stopped process reacts to TERM only after CONT.
+                send(pid, signal.SIGCONT)
                 asked.add(pid)
         time.sleep(_POLL_S)
 

@@ -76,7 +76,8 @@ def resident_bytes(pid: int) -> int | None:
     with contextlib.suppress(psutil.Error):
         top = psutil.Process(pid)
         for process in (top, *top.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended
+            # The process has ended.
+            with contextlib.suppress(psutil.Error):
                 found.append(process.memory_info().rss)
     if found:
         return sum(found)
@@ -85,7 +86,8 @@ def resident_bytes(pid: int) -> int | None:
 
 # The target of a run's metrics is ``PORT``, ``HOST:PORT`` or a file whose name ends in .prom.
 
-SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads only this suffix
+# node_exporter's textfile collector reads only this suffix.
+SUFFIX: Final = ".prom"
 
 
 def parse_target(text: str) -> HttpAddress | Path:

@@ -304,7 +304,8 @@ def _exporter(name: str) -> SpanExporter:
     Raises:
         LookupError: it is not installed.
     """
-    if name == "console":  # standard output belongs to the command
+    # Standard output belongs to the command.
+    if name == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter(out=sys.stderr)

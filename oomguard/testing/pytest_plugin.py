@@ -124,7 +124,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker(MARKER)
     if marker is not None:
         _leave_out_where_disabled()
-        _checked(marker)  # a conftest may have added the marker after collection
+        # A conftest may have added the marker after collection.
+        _checked(marker)
 
 
 @pytest.fixture(name=MARKER)

@@ -267,7 +267,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
                     self._fail(live, tried)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        __tracebackhide__ = True  # pytest then shows the line of the test
+        # pytest then shows the line of the test.
+        __tracebackhide__ = True
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             # This tensor subclass runs its own operations, which arrive here one by one.
             return NotImplemented
