@@ -91,7 +91,7 @@ class Readings:
         """Open NVML and the kernel file, if they exist."""
         self._resident = Resident()
         self._nvml = Session.begin()
-        # NVML tells the host's process ids: in a container they are other processes' here.
+        # NVML reports process ids of the host, which mean other processes in a container.
         self._knows_pids = self._nvml is not None and bool(sees_host_pids())
 
     def end(self) -> None:
@@ -115,6 +115,7 @@ class Readings:
     def of_call(self) -> Bytes:
         """Return the counters for one call: torch's, or without torch NVML's and the host's."""
         found = torch_memory.now()
+        # torch's counters are exact and cheap. A read of NVML takes longer than many a call.
         return found or self._with_others(found)
 
     def limits(self) -> Bytes:
@@ -155,12 +156,14 @@ class Readings:
         """Return a name for each NVML device in use by torch, or for all without torch."""
         assert self._nvml is not None  # noqa: S101 - asked only while it is open
         uuids = self._nvml.uuids
+        # torch has counters only of the devices that this program has used.
         used = set()
         for key in of_torch:
             if key.what == ALLOCATED and key.device.startswith("cuda:"):
                 used.add(key.device)
         worked_on = sorted(used)
         if not worked_on:
+            # Without torch, any device may be the program's.
             return {index: f"GPU {index}" for index in uuids}
         names: dict[int, str] = {}
         # Some versions of torch do not report the identity of a device.
@@ -188,6 +191,7 @@ class Readings:
             for pid, size in by_pid.items():
                 if self._belongs_here(pid):
                     own.append(size)
+            # NVML hides the bytes of a process in some containers; then no share is known.
             if None not in own:
                 found[OWN] = sum(size for size in own if size is not None)
                 found[OTHERS] = max(0, used - found[OWN])
@@ -198,6 +202,7 @@ class Readings:
         if pid not in self._is_own:
             import psutil
 
+            # A process that has ended meanwhile cannot be ours any more.
             self._is_own[pid] = False
             with contextlib.suppress(psutil.Error, OSError, ValueError):
                 line = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
@@ -227,6 +232,8 @@ class Samples:
         else:
             self._wait(sample)
         if len(self._samples) > self._most:
+            # Merge in pairs and keep the peak of each, so that no peak is lost when samples become
+            # fewer.
             pairs = range(0, len(self._samples), 2)
             self._samples = [_most(self._samples[i : i + 2]) for i in pairs]
             self._together *= 2

@@ -358,6 +358,7 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
         record: the supervisor's record of the stop.
     """
     figures = _stop_figures(record)
+    # On unified memory, or on a CPU, the engine's own memory is what filled the host.
     figures["engine_in_host_memory"] = bool(found.starts) and (
         record["is_unified"] or "on_cpu" in found.starts[-1].facts
     )
@@ -392,7 +393,7 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
 
 
 def _out_of_memory(found: Diagnosis) -> tuple[Incident, ...]:
-    """Return the failures for memory alone."""
+    """Return only the failures in which memory ran out."""
     incidents = []
     for incident in found.incidents:
         if incident.is_oom:

@@ -316,10 +316,13 @@ class AttemptLoop:
         )
         ledger.pending = self.begins_with
         folder = link.session
+        # The supervisor starts a plain command before the analyst exists, so the launch is adopted
+        # then.
         if link.is_running:
             self.launch = self._insight.begun(self._first, link.environment())
         elif cannot_make(folder) is None:
             self.launch = self._insight.watched(self._first, folder)
+        # The ledger begins an attempt with each step of this loop; choosing no change ends it.
         for number in ledger.rounds():
             if number > 1 or ledger.patches:
                 self._apply(folder)
@@ -374,7 +377,10 @@ class AttemptLoop:
         self._gate.begins(
             self.launch, self._link.facts["began"]["at"] if self._link.is_running else None
         )
+        # Hooks come before the start, because the command inherits what they put into the
+        # environment.
         self.companions.begins(number, ledger.patches)
+        # Read before the start, so that the kernel's kills during the attempt can be counted.
         cgroup = _control_group(self._link)
         self._side_effects.begins(self.launch)
         with self.placing.watching(LiveOutput(self._link)):
@@ -399,6 +405,7 @@ class AttemptLoop:
             self._refused = "request refused"
         else:
             self._refused = ""
+        # A change that the engine refused must not come back with the next change.
         self._first = without_changes(self._first, explained.refused)
         found = self.placing.moved(explained.diagnosis)
         agreed = self._agree(number, ended.status, found, output, folder)
@@ -412,6 +419,7 @@ class AttemptLoop:
             measured = output.comparable(ledger.patches)
         else:
             measured = {}
+        # An engine may run out of memory in a step and go on; the journal counts such steps too.
         survived = self.survived_steps()
         if survived:
             figures = step_figures(survived)
@@ -433,6 +441,7 @@ class AttemptLoop:
         )
         self.keeper.end(attempt, last_start(output, self._engine, self.launch), survived)
         self.companions.ended(attempt)
+        # An attempt that was cut short has measured nothing that a later estimate could use.
         if signals.stopped_by is None and output is not None:
             record_calibration(output.scanner, self._engine, self.launch, self.keeper)
         if incident is not None or ours is not None:
@@ -469,6 +478,7 @@ class AttemptLoop:
         refusal = refusal_of(
             number, self._ledger, self._link.signals.lost_input, folder, dry_run=self.dry_run
         )
+        # A change that had no effect proves nothing, so another one on top of it would be a guess.
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         printed = ("", None) if output is None else (output.tail, output.scanner.found.began_s())

@@ -171,6 +171,7 @@ def with_effective_settings(
         found = {}
     else:
         found = _contradicted(patched.settings, failed.in_effect)
+    # A flag of the command may win over a variable, so the change never reached the engine.
     overridden_names = {}
     for setting in SETTINGS:
         over = insight.beaten_by(launch, setting, incident.facts)
@@ -200,7 +201,7 @@ def with_effective_settings(
 def _contradicted(
     settings: Mapping[str, SettingInForce], in_effect: Mapping[str, FactValue]
 ) -> dict[str, SettingInForce]:
-    """Return numbers that differ from the given ones, and hard limits that nobody listed."""
+    """Return numbers that differ from the given ones, and hard limits that no setting names."""
     found = {}
     for name, value in in_effect.items():
         # one thing may have two names, such as awq and awq_marlin

@@ -111,6 +111,7 @@ class Trend:
             return None
         if growth * window_s < _LEAST_GROWTH_RATIO * self.limit_bytes:
             return None
+        # Memory that was this high before has gone down since, so the growth is not a leak.
         most_before = 0.0
         for at_s, size in self._samples:
             if now_s - at_s > window_s:

@@ -87,6 +87,7 @@ def digest_of_files(argv: Sequence[str]) -> str | None:
     """Return a digest of the programs and configuration files in a command; None without any."""
     digest = hashlib.sha256()
     found = 0
+    # A file may stand alone or behind its option: --config=serve.yaml.
     names = (word.rpartition("=")[2] for word in argv)
     for name in dict.fromkeys(names):
         if not name.endswith(_ENDS):

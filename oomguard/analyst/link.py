@@ -103,11 +103,13 @@ class ReceivedSignals:
     @property
     def stopped_by(self) -> signal.Signals | None:
         """The first signal that asked to stop; None if there was none."""
+        # Every wait polls this property, so the poll doubles as a sign of life.
         self._link.is_alive()
         return self._stopped_by
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Take the supervisor's message about stops."""
+        # Later messages may only say that the stop reached no command; the first signal stays.
         self.stopped_at_s = message["stopped_at_s"]
         self.was_typed = message["was_typed"]
         self.stopped_between_runs = message["stopped_between_runs"]

@@ -23,6 +23,7 @@ def outer_run() -> int | None:
     named = os.environ.get(OUTER, "")
     pid = os.getpid()
     below = 0
+    # The variable survives in detached processes, so only an ancestor counts as the outer run.
     while pid > 1:
         pid, below = tree.parent(pid) or 0, pid
         # Every process of a run is below its reaper.

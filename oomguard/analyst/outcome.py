@@ -105,6 +105,7 @@ def outcome_of(
         status = last.exit_status
     else:
         status = 125
+    # A command that oomguard ended, or whose engine died, has failed even if it says 0.
     if is_ended_by_us or (status == 0 and (is_cut or not last.succeeded)):
         status = FAILED_STATUS
     is_between = signals.stopped_between_runs and signals.stopped_by is not None

@@ -159,6 +159,7 @@ def replay(
     says so.
     """
     now_s = 0.0
+    # The scanner asks for the time of the line that it reads, not for the time of day.
     scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
     streams = []
     for stream, stretches in _stretches(recording).items():

@@ -56,7 +56,7 @@ def backoff_s(quick: int) -> float:
     """Return the backoff after quick failures in a row: none after the first, then 1 s to 60 s.
 
     The first relaunch changes the cause of the failure, so a pause would not help. If it fails
-    again, something else may be at work that takes its time. A random part of up to one second
+    again, the cause may be another one, which may pass with time. A random part of up to one second
     separates several runs.
     """
     if quick < 2:
@@ -494,6 +494,7 @@ class RestartGate:
 
     def _wait_for_memory(self, devices: Collection[int] | None) -> None:
         log = get_logger()
+        # A wait beyond the deadline would only delay the end.
         limit_s = min(retry.FREE_LIMIT_S, max(0.0, self._ledger.time_left_s()))
         before = {}
         for i, was in self._devices.items():

@@ -1,8 +1,8 @@
 """Detect the side effects of an attempt, and decide whether the command may run again.
 
-A rerun command begins at the beginning, so it writes again what it wrote. oomguard detects files
-and requests, each with its evidence. It does not see a message to another machine, and it may miss
-a file (docs/how-to/run.md says which).
+A command that runs again writes its files again. oomguard detects files and requests, each with
+its evidence. It does not see a message to another machine, and it may miss a file
+(docs/how-to/run.md says which).
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class ResultPaths:
         around = f"{self.folder or ''}/", f"{home}/"
         files = []
         for path, is_kept in named.items():
+            # A folder around the working directory or the home says nothing about single files.
             inner = f"{path.rstrip('/')}/"
             is_wide = any(folder.startswith(inner) for folder in around)
             if not is_kept and not is_wide:
@@ -596,6 +597,7 @@ class SideEffectMonitor:
         # A server's clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)
         open_files = []
+        # The journal belongs to oomguard, even to that of another run.
         for path in sorted(opened.values()):
             if places.counts(path) and not is_journal_file(path):
                 open_files.append(path)

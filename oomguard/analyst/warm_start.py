@@ -95,6 +95,7 @@ class _Reuse:
         version = insight.version(self.launch)
         device = device_words()
         reasons = []
+        # Commands are compared in their masked form, because the journal has no other.
         as_kept = describe_start(self.launch.argv)
         if not as_kept["hides_secrets_alone"]:
             return (
@@ -139,6 +140,7 @@ class _Reuse:
         asked = Launch(tuple(as_kept["original"]))
         before = Launch(known.original)
         # This cheap test excludes most other commands.
+        # Each changed setting adds or removes a flag and a value in both commands.
         may_be = len({*asked.argv} ^ {*known.original}) <= _WORDS * len(known.settings)
         if may_be and engine.shown(asked, known.settings) == engine.shown(before, known.settings):
             return True

@@ -124,7 +124,7 @@ class SharedJournal:
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``Ended``.
+        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``AttemptEnd``.
 
         Raises:
             OSError: as in ``begin``.
@@ -358,7 +358,7 @@ class _Deliverer:
 
 
 def main() -> None:
-    """Deliver for the run that started this process.
+    """Deliver the outbox of the run that started this process.
 
     The first line of standard input names the database and the outbox.
     """

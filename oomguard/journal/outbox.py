@@ -66,7 +66,7 @@ class Outbox:
         )
 
     def end(self, begun: AttemptRow, ended: AttemptEnd, *, in_full: bool = False) -> None:
-        """Write how an attempt ended, with ``in_full`` also how it began.
+        """Write how an attempt ended; with ``in_full``, also how it began.
 
         Raises:
             OSError: as in ``begin``.

@@ -191,7 +191,7 @@ class Journal:
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``Ended``.
+        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``AttemptEnd``.
 
         Raises:
             JournalError: as in ``begin``.
@@ -258,6 +258,7 @@ class LivenessLock:
     def __init__(self, session: str) -> None:
         self.session = session
         bound = _bound(session)
+        # Without abstract sockets, no other process can know whether the run is alive.
         if bound is None:
             self._close = None
         else:

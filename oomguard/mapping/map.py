@@ -249,6 +249,7 @@ class MapRun:
 
     def _from_elsewhere(self) -> list[int]:
         """Check the items of other workers again, and claim those that an ended worker left."""
+        # Look up first: most items of other workers are finished by now, and need no claim.
         self._settle_finished(self._elsewhere)
         waiting = self._waiting(self._elsewhere)
         batch = list[int]()
@@ -260,6 +261,7 @@ class MapRun:
 
     def _still_waiting(self, batch: list[int]) -> list[int]:
         """Return the claimed items that no worker finished between lookup and claim."""
+        # A worker may have stored an item between our lookup and our claim.
         self._settle_finished(batch)
         for index in batch:
             if self.items.rows[index] != WAITING:
@@ -277,6 +279,7 @@ class MapRun:
     def _settle_finished(self, indices: Sequence[int]) -> None:
         """Look up the waiting items, because other workers may have stored them."""
         waiting = self._waiting(indices)
+        # SQLite limits the variables of one statement.
         for start in range(0, len(waiting), ASKED_AT_ONCE):
             part = waiting[start : start + ASKED_AT_ONCE]
             keys = {index: self.items.key_of(index) for index in part}
@@ -297,6 +300,7 @@ class MapRun:
         try:
             self._finish(batch)
         finally:
+            # Released even after an error, so that other workers can try these items.
             self._claims.give_back_all()
         self._size.ran(len(batch), time.monotonic() - began_s, in_parts=self._is_in_parts)
         every = self._ways.clear_cache_every
@@ -317,6 +321,7 @@ class MapRun:
             if error is None:
                 return
             never_fits = _is_memory_failure(error)
+            # A mistake in the options concerns every item, so it is never recorded for one.
             if isinstance(error, OomguardError) or not (
                 never_fits or self._ways.on_error == "record"
             ):
@@ -928,7 +933,7 @@ def map(  # noqa: A001 - what it is called everywhere
         identity: other values that decide the results, by name: model, revision, sampling settings,
             seed, your own version. The module and name of ``fn``, its closure and the arguments of
             ``functools.partial`` count too. Results of another identity are not used. A warning
-            tells you if other code computed stored results of this identity. None (default): use
+            warns you if other code computed stored results of this identity. None (default): use
             the code of ``fn`` (as ``joblib.Memory`` does), the texts, numbers and small containers
             that it reads, and the name, weights and settings of its models. Changes in other
             objects are not detected.

@@ -85,6 +85,7 @@ def _saved(database: sqlite3.Connection, last: int, new: Path) -> int:
             numbers[number] = store.number(computation)
             for code in codes:
                 store.add_code(numbers[number], code)
+        # Written in groups, because a commit for each result would take a disk write each.
         waiting: dict[int, list[tuple[Key, str, bytes]]] = defaultdict(list)
         for row, form, content in _values(database, last):
             if (found := _key(database, row)) is None or found[0] not in numbers:

@@ -259,6 +259,8 @@ class ResultStore:
 
     def _begin(self) -> None:
         run = self._database.execute
+        # Any program may use user_version, so the application's id decides whether the file is
+        # ours.
         (version,) = run("PRAGMA user_version").fetchone()
         (application,) = run("PRAGMA application_id").fetchone()
         if version > SCHEMA_VERSION and application == APPLICATION_ID:

@@ -87,6 +87,7 @@ def run_safely(
         command: the words of the command.
         ready: called when the watchdog runs.
     """
+    # Blocking nothing returns the present mask, which the command has to inherit.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     closed: frozenset[int] = frozenset()
     try:
@@ -152,12 +153,13 @@ def _watch(command: Sequence[str], masked: set[int]) -> None:
 def _continue_alone(
     command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
 ) -> NoReturn:
-    """Do the rest of a run; never returns."""
+    """Do the rest of a run without the supervisor, and exit."""
     status = PROGRESS.final
     try:
         if status is None:
             status = _finish_run(command, masked, closed, why)
     finally:
+        # Not sys.exit(): Python's shutdown would wait for threads that may hang.
         os._exit(125 if status is None else status)
 
 
@@ -195,7 +197,7 @@ def _finish_run(
 
 
 def _end_orphans(wait_s: float = 2.0) -> None:
-    """Kill what the command left if somebody has killed the reaper: its orphans are ours then."""
+    """Kill the processes that the command left, because the reaper was killed and they are ours."""
     from oomguard.supervisor.tree import LOOKS, descendants
 
     until_s = time.monotonic() + wait_s

@@ -110,7 +110,7 @@ class _Group:
         return int(text)
 
     def level(self, far_bytes: int) -> Level | None:
-        """Return what is left; the page cache counts as left when less than ``far_bytes`` is."""
+        """Return the memory that is left; below ``far_bytes``, the page cache counts as left."""
         limit = self.limit_bytes()
         usage = _read(self._usage)
         if limit is None or usage is None:
@@ -122,7 +122,7 @@ class _Group:
         return Level(LIMIT, limit, min(limit, left))
 
     def _page_cache_bytes(self, used: int) -> int:
-        """Return the bytes of files, which the kernel frees; read again if the usage changed."""
+        """Return the bytes of cached files, which the kernel can free."""
         if abs(used - self._cached[0]) > _SAME_BYTES:
             stat = _read(self._stat) or b""
             names = (b"inactive_file", b"active_file")
@@ -366,6 +366,7 @@ class HostWatch:
         watches_node = memory.is_unified or self._asked_bytes is not None
         if not watches_node and not memory.is_limited:
             return
+        # This thread has to run when memory is full, so its pages stay and the kernel kills others.
         shield()
         while not self._is_over:
             nearest = self._look(memory, watches_node=watches_node)
@@ -440,7 +441,7 @@ class HostWatch:
         return wait_s
 
     def _end(self, memory: HostMemory, level: Level, growth: float) -> None:
-        """Stop the command, and kill what does not stop in time."""
+        """Stop the command, and kill the processes that do not stop in time."""
         reserve = self._reserve_bytes(level)
         sizes = self._sizes()
         if not self._is_to_blame(sizes, reserve):
@@ -454,7 +455,9 @@ class HostWatch:
             self._ignored_until_s = time.monotonic() + _IDLE_S
             return
         holder = max(sizes, key=lambda pid: sizes[pid], default=None)
+        # The figures are taken before the stop, because it changes them.
         record = self._describe(memory, level, growth, sizes, holder)
+        # Set before the signal, so that even a quick end of the command finds its reason.
         self.record = record
         self._reaper.forward(int(signal.SIGTERM), None, None)
         self._messages.say(

@@ -69,7 +69,7 @@ class AnalystProcess:
         output: the descriptor of the recorded output.
 
     Attributes:
-        failed: why it is no longer used; None while it works.
+        failed: why the supervisor no longer uses the analyst; None while it works.
         pid: its process; None before the start.
     """
 
@@ -83,7 +83,7 @@ class AnalystProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and has not failed."""
+        """Whether the analyst was started and has not failed."""
         return self._socket is not None
 
     def fileno(self) -> int:
@@ -93,7 +93,7 @@ class AnalystProcess:
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Start it; ``failed`` says why if that is impossible."""
+        """Start the analyst; ``failed`` says why if that is impossible."""
         if self.runs or self.failed is not None:
             return
         ours, theirs = socket.socketpair()
@@ -153,7 +153,7 @@ class AnalystProcess:
             self.fail("it has ended")
 
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return its new messages; wait at most ``timeout_s`` seconds for the first.
+        """Return the analyst's new messages; wait at most ``timeout_s`` seconds for the first.
 
         An analyst that has ended, or that sends an invalid message, has failed.
         """
@@ -188,12 +188,12 @@ class AnalystProcess:
         return found
 
     def fail(self, why: str) -> None:
-        """Record why it is no longer used, and stop it."""
+        """Record why the supervisor no longer uses the analyst, and stop it."""
         self.failed = self.failed or why
         self.end()
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Kill it and its children; ``wait_s`` seconds are left for it to end on its own."""
+        """Wait ``wait_s`` seconds for the analyst's end, then kill it and its children."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -299,6 +299,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the command, and again if the analyst says so; return the run's exit status."""
+        # If the reaper is killed, its orphans then come to this process instead of to init.
         become_subreaper()
         signals = self._signals = SignalForwarder(self._closed)
         # Not a with block: leaving it after an error would stop the command.
@@ -308,7 +309,9 @@ class Supervisor:
         self._make_session()
         self._analyst = AnalystProcess(self._facts(), self._buffer.fd)
         status = self._attempts()
+        # From here on, the run ends with this status whatever fails while it cleans up.
         PROGRESS.final = status
+        # After a stop nothing may delay the end, not even a report that is being written.
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
         # The child of a healthy analyst delivers a shared journal, and has to outlive it.
         if self._analyst.failed is not None:
@@ -363,6 +366,7 @@ class Supervisor:
 
     def _attempt(self, command: Command) -> Exit:
         self._number += 1
+        # Each attempt is explained from its own output alone.
         self._buffer.forget()
         self._since_ns = now_ns()
         self._files = OpenFiles(self._signals.reaper.pid)
@@ -483,6 +487,7 @@ class Supervisor:
         """Return the next step after an attempt."""
         analyst = self._analyst
         signals = self._signals
+        # Most runs succeed quickly and never pay for the second process.
         if not analyst.runs and (not self._has_to_explain(ended) or signals.is_urgent):
             return self._unexplained(ended)
         if not analyst.runs:
@@ -509,7 +514,7 @@ class Supervisor:
         return answer
 
     def _has_to_explain(self, ended: Exit) -> bool:
-        """Return whether an attempt that ended before the analyst's start needs one."""
+        """Return whether the analyst has to explain an attempt that ended before it was started."""
         if self._analyst.failed is not None:
             return False
         if self._host_record is not None:
@@ -519,7 +524,7 @@ class Supervisor:
         )
 
     def _unexplained(self, ended: Exit) -> NextStep:
-        """End with the command's status; log a failure without explanation and its output file."""
+        """End with the command's status; for a failure, name the file of its output."""
         if ended.status and self._analyst.failed is not None and self._signals.stopped_by is None:
             place = self._keep_output()
             if place is None:
@@ -570,6 +575,7 @@ class Supervisor:
                     limit_s = TYPED_ANSWER_S
                 until_s = min(until_s, max(began_s, self._signals.last_stop_s) + limit_s)
             for message in analyst.messages(min(0.1, until_s - time.monotonic())):
+                # Each message is a sign of life, so a long analysis may take longer than the limit.
                 if not has_sent_stop:
                     until_s = time.monotonic() + ANSWER_LIMIT_S
                 found = self._read_safely(message)
@@ -632,6 +638,7 @@ class Supervisor:
             if status in _NOTHING_RAN:
                 return status
             return 125
+        # The command's own status counts, so the analyst may choose only among these.
         is_by_cause = status in _BY_CAUSE and self._options.status_by_cause
         if is_by_cause or status == FAILED_STATUS:
             return status

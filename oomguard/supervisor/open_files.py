@@ -94,6 +94,7 @@ class OpenFiles:
         with contextlib.suppress(BaseException):
             stand_back()
             while not self._stopped.wait(wait_s):
+                # A machine with many processes is checked less often.
                 wait_s = max(LEAST_S, self.look() / SHARE)
 
 

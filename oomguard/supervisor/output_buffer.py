@@ -238,6 +238,8 @@ class OutputBuffer(RecordedOutput):
     def _begin(self) -> None:
         self._parts = []
         self._times = []
+        # A stack of free offsets: the lowest is used first, so that a short output stays a small
+        # file.
         self._free = list(range(CAP_BYTES - SLOT_BYTES, -1, -SLOT_BYTES))
         self._count = self.came = 0
         self.failed = None

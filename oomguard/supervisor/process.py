@@ -1,4 +1,4 @@
-"""Run the command once: start it, watch it, and stop every process that it started."""
+"""Run the command once: start and watch it, then stop every process that it left."""
 
 from __future__ import annotations
 
@@ -227,6 +227,7 @@ class _Attempt:
             self._source.look()
             self._hook.tick()
             self._signals.reaper.check_health()
+        # A reaper whose tree outlives KILL hangs, so this process takes over from it.
         if self._killed_s is not None:
             if now_s - self._killed_s > _AFTER_KILL_S:
                 self._signals.reaper.replace()
@@ -240,6 +241,7 @@ class _Attempt:
         self._source.look()
         if self._terminal is not None:
             self._terminal.give_back()
+        # From here on a stop reaches no command, and the reaper ends what is left.
         signals.detach()
         if process.poll():
             on_failing()

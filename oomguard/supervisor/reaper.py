@@ -259,14 +259,14 @@ class Reaper:
         self._say("resume", in_front)
 
     def back_up_terminal(self, terminal: int, saved: Modes, set_to: Modes) -> None:
-        """Report how we will set our terminal.
+        """Report to the reaper how oomguard will set the terminal.
 
         The reaper restores it if we are killed.
         """
         self._say("terminal", saved, set_to, descriptors=(terminal,))
 
     def drop_terminal_backup(self) -> None:
-        """Report that our terminal is restored."""
+        """Report to the reaper that oomguard has restored the terminal."""
         self._say("terminal", None, None)
 
     def report_stop_key(self, number: int) -> None:
@@ -340,7 +340,7 @@ class Reaper:
             send(self._channel, message, descriptors)
 
     def _answer_in(self, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return its next message; None if it is gone or sends nothing in time."""
+        """Return the reaper's next message; None if it is gone or sends nothing in time."""
         until_s = time.monotonic() + timeout_s
         while not self._lost:
             beat()
@@ -351,7 +351,7 @@ class Reaper:
         return None
 
     def _started_without_answer(self) -> int | None:
-        """Return the command that the reaper started without reporting it; None without one."""
+        """Return a command whose start the reaper has not reported; None without one."""
         for pid in tree.children(self.pid):
             if not tree.is_like(pid, os.getpid()):
                 return pid

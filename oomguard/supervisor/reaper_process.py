@@ -45,7 +45,7 @@ def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence
     """Write one complete message.
 
     Raises:
-        OSError: if nobody reads it.
+        OSError: if the other end is closed.
     """
     body = marshal.dumps(message)
     header = _HEADER.pack(len(body))
@@ -553,8 +553,8 @@ class ReaperProcess:
         gc.disable()
         set_name(REAPER_NAME)
         become_subreaper()
-        # Close inherited descriptors, so that the reader of oomguard's output waits for nobody
-        # else.
+        # Close inherited descriptors, so that the end of oomguard's output
+        # does not wait for the reaper.
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         # Without /proc the inherited descriptors stay open.

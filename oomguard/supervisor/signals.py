@@ -106,6 +106,8 @@ class SignalForwarder:
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
     def __enter__(self) -> SignalForwarder:
+        # Blocked before the reaper is forked and the thread starts, so that no signal is lost
+        # between.
         self._numbers = forwardable_signals()
         self._ignored = ignored_signals()
         self._masked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)))
@@ -129,6 +131,7 @@ class SignalForwarder:
         self._leaving = True
         self._wake()
         self._thread.join()
+        # The tree ends before the handlers return, so that a late signal cannot end us first.
         self.reaper.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -249,7 +249,7 @@ def stop_ourselves(number: int, *, job_signals: SimpleQueue[int] | None) -> None
     Args:
         number: the signal that stopped the command.
         job_signals: the job signals that the signal thread received; None if our process group has
-            got the signal already. Our own share among them has stopped nobody.
+            got the signal already. Our own share among them has stopped no process.
     """
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)

@@ -188,6 +188,7 @@ class Exporter:
     ) -> None:
         self._tally = tally
         self._sample = sample
+        # A guarded call and a run export different metrics of the same table.
         self._metrics = []
         for metric in metrics():
             if set(metric.at) & set(at):

@@ -26,8 +26,10 @@ def active_device() -> SimulatedDevice | None:
 
     A thread without one gets the device that another thread entered last; None without any.
     """
+    # Another thread may enter or leave a device meanwhile.
     devices = active_devices.copy()
     this_thread = threading.get_ident()
+    # A thread's own device wins over one that another thread entered later.
     for device in reversed(devices):
         if device.thread == this_thread:
             return device

@@ -50,6 +50,7 @@ def user_traceback(
         entry = entry.tb_next
     if config.option.fulltrace or not entries or _file(entries[-1]) != _RAISES:
         return None
+    # Frames of pytest and of installed packages are not the user's.
     own = []
     for number, entry in enumerate(entries):
         if _is_own(_file(entry)):

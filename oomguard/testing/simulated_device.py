@@ -173,6 +173,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     @other_processes_bytes.setter
     def other_processes_bytes(self, size: str | int) -> None:
         size_bytes = read_size(size, "size of other processes")
+        # The present share is replaced, so it counts as free here.
         room = self.free_bytes + self._others_bytes
         if size_bytes > room:
             raise SettingError(
@@ -187,6 +188,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._others_bytes = size_bytes
 
     def __enter__(self) -> SimulatedDevice:
+        # A dispatch mode sees only its own thread, so other threads ask for the device by this.
         self.thread = threading.get_ident()
         active_devices.append(self)
         super().__enter__()
