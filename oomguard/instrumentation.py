@@ -55,16 +55,17 @@ from oomguard.core.measurements import (
 from oomguard.core.process import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls
-from oomguard.guarding.intercept import watch as watch_calls
-from oomguard.guarding.observers import (
+from oomguard.guarding.intercept import (
     NO_SIZE,
     ObservedBlock,
+    enter_around,
+    is_special,
     observers,
     observing,
     shown,
     without_mistake,
 )
-from oomguard.guarding.wrap import enter_around, is_special
+from oomguard.guarding.intercept import watch as watch_calls
 from oomguard.probe import torch_memory
 from oomguard.probe.host import Resident, peak_resident_bytes, resident_bytes
 from oomguard.probe.nvml import Device, Session, sees_host_pids

@@ -23,7 +23,7 @@ from oomguard.probe.nvml import Device
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
-    from oomguard.remedy.failure_model import FailureModel
+    from oomguard.remedy.solution import FailureModel
     from oomguard.rules.rule_files import RuleSet
 
 
@@ -121,7 +121,7 @@ class Ledger:
         failed_with: Mapping[str, FactValue] | None = None,
         given: Mapping[str, Fact] | None = None,
         local_models: bool = False,
-        behind: FailureModel | None = None,
+        memory_model: FailureModel | None = None,
     ) -> Diagnosis:
         """Diagnose a failed attempt and plan for it; nothing that failed is planned again.
 
@@ -131,7 +131,7 @@ class Ledger:
             failed_with: the effective settings of the attempt; None: ``settings``.
             given: facts for what was not printed.
             local_models: whether the memory model may read a model folder that the output names.
-            behind: the memory model behind the failure; None: none is known.
+            memory_model: the memory model behind the failure; None: none is known.
         """
         from oomguard.diagnosis import assess_all
 
@@ -145,7 +145,7 @@ class Ledger:
             self.tried,
             given=given,
             local_models=local_models,
-            behind=behind,
+            memory_model=memory_model,
         )
         if found.incidents or self.diagnosis is None:
             self.diagnosis = found
@@ -363,7 +363,7 @@ def _holders(was: Device, now: Device, *, is_host_pid: bool | None) -> str:
         if len(grown) > 1:
             return f"by {len(grown)} processes outside this container's view"
         return "by a process outside this container's view"
-    from oomguard.report.presentable import process_list
+    from oomguard.core.presentable import process_list
 
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
     return f"by {process_list(by_growth, lambda pid: _has(grown[pid][0]))}"

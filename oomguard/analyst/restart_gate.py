@@ -26,11 +26,11 @@ from oomguard import retry
 from oomguard.analyst.nested_run import innermost_command
 from oomguard.core.incident import Attempt, Incident, Patch
 from oomguard.core.log import get_logger
+from oomguard.core.presentable import process_list
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.server import ListenAddress, address_of
 from oomguard.probe.nvml import Device
-from oomguard.report.presentable import process_list
 from oomguard.retry import Ledger
 from oomguard.supervisor.tree import pids
 

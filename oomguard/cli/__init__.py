@@ -269,8 +269,8 @@ def _report_lost(lost: OutputLostError) -> int:
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
     # The message may quote a secret of a command, or a stranger's path.
+    from oomguard.core.presentable import drawn
     from oomguard.core.redact import homes_kept
-    from oomguard.report.presentable import drawn
 
     hint = getattr(error, "hint", None)
     # Without a reader, the exit status still reports the error.

@@ -91,7 +91,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     for test in rule.tests:
         if "expect" in test:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, rules, Policy(), behind=model_from(test))
+            incident = assess(observed, rules, Policy(), memory_model=model_from(test))
             return rule_text(rule, incident.facts)
     return rule_text(rule, {})
 

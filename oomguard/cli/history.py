@@ -50,9 +50,9 @@ def forget_learned(
     """
     if sum((number is not None, model is not None, everything)) != 1:
         raise UsageError("--forget needs a run, --all or --model", hint=_HINT)
+    from oomguard.core.presentable import drawn
     from oomguard.engines.registry import launchers
     from oomguard.report.history import learned_words
-    from oomguard.report.presentable import drawn
 
     runs = _chosen(path, number, model)
     if everything:
@@ -78,8 +78,8 @@ def forget_learned(
 
 
 def _chosen(path: Location | None, number: int | None, model: str | None) -> list[PastRun]:
+    from oomguard.core.presentable import drawn
     from oomguard.journal.queries import RunQuery, open_journal, past_runs
-    from oomguard.report.presentable import drawn
 
     with open_journal(path) as database:
         if database is None:

@@ -236,7 +236,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     for i, test in enumerate(rule.tests):
         try:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, alone, Policy(), behind=model_from(test))
+            incident = assess(observed, alone, Policy(), memory_model=model_from(test))
         except OomguardError as error:  # a fix that names an unknown setting or solver
             raise RuleError(str(error), path=rule.path, key=f"test[{i}]") from None
         examples.append(Example(test["kind"], {**test["facts"], **test.get("call", {})}, incident))

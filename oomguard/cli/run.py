@@ -308,8 +308,8 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     errors = Errors()
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        from oomguard.core.presentable import drawn
         from oomguard.core.redact import homes_kept
-        from oomguard.report.presentable import drawn
 
         shown = {}
         for key, value in fields.items():
@@ -781,8 +781,8 @@ def _show_attempts(outcome: Outcome, color: str, *, quiet: bool) -> None:
     """Show the attempts of a run with several, and the reduced settings that remain."""
     if len(outcome.attempts) < 2:
         return
+    from oomguard.core.presentable import drawn
     from oomguard.report.history import attempts_table, reduction_sentence
-    from oomguard.report.presentable import drawn
 
     screen = console(color, file=cast("TextIO", Errors()))
     if not quiet:

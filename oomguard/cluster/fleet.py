@@ -15,11 +15,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from oomguard.core.errors import InputError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident, Patch
+from oomguard.core.presentable import drawn, masked
 from oomguard.core.records import Record
 from oomguard.remedy.policy import is_refused
 from oomguard.report.history import moment
 from oomguard.report.json import SCHEMA, json_line, plain_value
-from oomguard.report.presentable import drawn, masked
 from oomguard.scan.inputs import Writer, is_url, writer_of
 from oomguard.scan.source import HEAD_BYTES, decompress, format_of
 

@@ -21,15 +21,14 @@ from oomguard.core.log import get_logger
 from oomguard.core.process import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
-from oomguard.guarding.intercept import entered, inside_call
-from oomguard.guarding.observers import GuardEvents
+from oomguard.guarding.intercept import GuardEvents, inside_call
 
 if TYPE_CHECKING:
     from oomguard.engines.protocol import ReadStart, RestartedEngine, StartResult, WatchedStart
     from oomguard.probe.nvml import Device
     from oomguard.scan.source import Line
 
-# This module loads with the first guarded call, and the modules that diagnose with the first start.
+# This module loads with the first start, and the modules that diagnose with the first failure.
 
 # The words with which a start's processes ended decide, not everything that mentions memory.
 
@@ -113,37 +112,7 @@ _MOST_DEATHS = 5
 _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
 
 
-def started(
-    read: ReadStart,
-    wrapped: Callable[..., Any],
-    _instance: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a watched start; without a guard, or inside another watched call, run it unchanged."""
-    guards = entered.get()
-    if not guards or inside_call.get() or disabled():
-        return wrapped(*args, **kwargs)
-    token = inside_call.set(True)
-    try:
-        run = _run_of(guards[-1], read, wrapped, args, kwargs)
-        if run is None:
-            return wrapped(*args, **kwargs)
-        result, error = run.run()
-        if error is None:
-            run.attend(result)
-    finally:
-        inside_call.reset(token)
-    try:
-        if error is not None:
-            raise error
-        return result
-    finally:
-        # A local that names its own exception is a cycle, which would keep the frames below alive.
-        del error
-
-
-def _run_of(
+def run_of(
     owner: GuardEvents,
     read: ReadStart,
     wrapped: Callable[..., Any],
@@ -350,11 +319,11 @@ class StartRun:
             scanned = in_phase(scanned, self._start.phase)
         first = scanned.first_cause
         if first is None:
-            behind = None
+            memory_model = None
         else:
-            behind = self._start.behind(first)
+            memory_model = self._start.memory_model(first)
         return self._ledger.diagnose(
-            scanned, default_rules(), local_models=behind is None, behind=behind
+            scanned, default_rules(), local_models=memory_model is None, memory_model=memory_model
         )
 
     def _in_force(self) -> dict[str, SettingInForce]:
@@ -401,7 +370,7 @@ class StartRun:
             )
 
     def _annotate(self, error: Exception, incident: Incident) -> None:
-        from oomguard.report.note import start_note
+        from oomguard.guarding.advice import start_note
 
         with contextlib.suppress(AttributeError, TypeError):
             error.add_note(start_note(incident, self._ledger.attempts))

@@ -19,20 +19,20 @@ from oomguard.core.incident import (
     Incident,
     facts_of_headline,
 )
+from oomguard.core.presentable import drawn, engine, plain
 from oomguard.core.redact import homes_kept, mask
 from oomguard.diagnosis import changed_command
+from oomguard.remedy.actions import ruled_out_changes
 from oomguard.report.bar import GRAY, GREEN, RED, BudgetBar, contradiction, has_colors
 from oomguard.report.phrases import (
     ShownIncident,
     capacity,
     decide_by,
     echoes,
-    engine,
     framework_name,
     instead,
     pastes,
     percent_sure,
-    ruled_out_changes,
     settings_of_note,
     shortened,
     shown_causes,
@@ -41,7 +41,6 @@ from oomguard.report.phrases import (
     tradeoff,
     what_died,
 )
-from oomguard.report.presentable import drawn, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
