@@ -170,6 +170,7 @@ class Link:
         self.facts = json.loads(line)
         self.signals = ReceivedSignals(self, self.facts["reaper"])
         set_pid_of_run(self.facts["supervisor"])
+        # One thread reads, so that a stop arrives even while another thread waits for an answer.
         threading.Thread(
             target=self._read, args=(stream,), name="oomguard-link", daemon=True
         ).start()

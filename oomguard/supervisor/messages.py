@@ -77,6 +77,7 @@ class Messages:
 
 def write_line(line: str) -> None:
     """Write a line to standard error, without characters that control a terminal."""
+    # A control character in a file name or a value could drive the user's terminal.
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     try:
         os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))

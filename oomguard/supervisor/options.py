@@ -197,5 +197,7 @@ def _may_hold_table(path: str) -> bool:
         os.close(fd)
     if b"oomguard" not in content:
         return False
+    # Only bytes are searched, because loading a TOML parser takes longer than the rest of the
+    # start.
     packed = content.replace(b" ", b"").replace(b"\t", b"")
     return len(content) > _MOST_BYTES or any(mark in packed for mark in _TABLE_BYTES)

@@ -205,6 +205,7 @@ class LineEnds:
         """Return the command's original output, and the bytes for the terminal that shows it."""
         if not adds_returns(read_modes(self._pseudo)):
             return data, data
+        # The recording gets the newlines of the command, as if its output were a pipe.
         printed = memoryview(bytes(data).replace(b"\r\n", b"\n"))
         return printed, printed if adds_returns(read_modes(self._shown_on)) else data
 

@@ -331,6 +331,7 @@ def die_with_parent(parent: int) -> None:
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
+        # The parent ended before the request, so its end would send no signal any more.
         os._exit(128 + signal.SIGKILL)
 
 
