@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oomguard.core.measurements import MemoryUse
 from oomguard.core.records import Counter
-from oomguard.instrumentation.watch import MOST_ROWS, EndedCall, Rows
+from oomguard.instrumentation import MOST_ROWS, EndedCall, Rows
 
 HOST, CUDA = Counter("host", "resident"), Counter("cuda:0", "allocated")
 
