@@ -27,7 +27,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing it would import 
 if TYPE_CHECKING:
     from typing import Any
 
-    from oomguard.cluster.placement.place import PlacedDevices, place
+    from oomguard.cluster.placement.devices import PlacedDevices, place
     from oomguard.comparison import Comparison, diff
     from oomguard.core.errors import (
         ConfigError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
     from oomguard.diagnosis import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
@@ -135,13 +135,13 @@ _HOMES = {
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
     "mapping.work": ("Results",),
-    "estimate.call.trace": ("CallBudget",),
+    "estimate.call.call_budget": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
-    "cluster.placement.place": ("PlacedDevices", "place"),
+    "cluster.placement.devices": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
     "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),
-    "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
+    "core.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }

@@ -23,10 +23,10 @@ from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
 from oomguard.remedy.failed_call import CallModel
-from oomguard.remedy.failure_model import FailureModel
 from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
+from oomguard.remedy.solution import FailureModel
 from oomguard.rules.rule import Rule, effects_of
 from oomguard.rules.rule_files import (
     ENGINE_ENDS,
@@ -203,7 +203,7 @@ def assess(
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
     model: str | None = None,
-    behind: FailureModel | None = None,
+    memory_model: FailureModel | None = None,
 ) -> Incident:
     """Explain one observed incident and plan for it.
 
@@ -217,7 +217,7 @@ def assess(
             log's folder, and this machine's GPU size counts if the log has none.
         model: the user's folder or hub name for the estimator; None uses the log's folder if it is
             here.
-        behind: the model of the failed call or start, if the caller has it; None otherwise.
+        memory_model: the model of the failed call or start, if the caller has it; None otherwise.
     """
     own: Mapping[str, Fact] = {}
     if local_models:
@@ -231,16 +231,17 @@ def assess(
 
         derived = with_allocation(derived, model, local=local_models)
     if local_models or model is not None:
-        from oomguard.estimate.start.failed_start import with_exact_weights
-        from oomguard.estimate.start.kv_shortfall import with_exact_need
+        from oomguard.estimate.start.failed_start import with_exact_need, with_exact_weights
         from oomguard.remedy.from_estimate import failure_model
 
         derived = with_exact_need(with_exact_weights(derived, model), model)
-        behind = behind or failure_model(derived, model)
-    planned = plan(explain(derived, rules), rules, policy, tried, behind)
+        memory_model = memory_model or failure_model(derived, model)
+    planned = plan(explain(derived, rules), rules, policy, tried, memory_model)
     planned = replace(
         planned,
-        missing=find_missing(planned, rules.missing, is_live=local_models or behind is not None),
+        missing=find_missing(
+            planned, rules.missing, is_live=local_models or memory_model is not None
+        ),
     )
     if planned.certainty_ratio is not None:
         told = tuple(
@@ -272,7 +273,7 @@ def assess_all(
     given: Mapping[str, Fact] | None = None,
     local_models: bool = False,
     model: str | None = None,
-    behind: FailureModel | None = None,
+    memory_model: FailureModel | None = None,
 ) -> Diagnosis:
     """Explain every incident of a scan and plan for it; the arguments are the same as for
     ``assess``.
@@ -287,7 +288,7 @@ def assess_all(
                 given=given,
                 local_models=local_models,
                 model=model,
-                behind=behind,
+                memory_model=memory_model,
             )
         )
         for i in diagnosis.incidents
@@ -805,7 +806,7 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
             continue
         try:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, rules, Policy(), behind=model_from(test))
+            incident = assess(observed, rules, Policy(), memory_model=model_from(test))
         except OomguardError as error:
             yield f"test[{i}]: {error}"
             continue

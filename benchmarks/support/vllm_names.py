@@ -14,7 +14,7 @@ from oomguard.core.files import read_tables
 from oomguard.engines.vllm import command as vllm_command
 from oomguard.engines.vllm.package import added_arguments, parsed
 from oomguard.estimate import constants
-from oomguard.estimate.start import engine_layout_process, failed_allocation
+from oomguard.estimate.start import engine_layout, failed_allocation
 from support.vllm_rows import Row, is_in, presence
 
 OWN = Path(constants.__file__).parents[1]
@@ -73,7 +73,7 @@ def variable_rows(package: Path, version: str, only_in: Mapping[str, str]) -> It
 
 def import_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
     """Yield what ``plan --ask-engine`` imports from the installed vLLM."""
-    for node in ast.walk(parsed(Path(engine_layout_process.__file__))):
+    for node in ast.walk(parsed(Path(engine_layout.__file__))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"

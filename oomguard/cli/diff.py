@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
     Count,
+    GroupedCommand,
     color_option,
     console,
     console_of,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
+    GroupedCommand,
     color_option,
     console_of,
     format_option,
@@ -25,6 +25,7 @@ from oomguard.cli.options import (
 )
 from oomguard.core.errors import UsageError
 from oomguard.core.installation import install_hint
+from oomguard.core.presentable import drawn
 from oomguard.core.process import disabled
 from oomguard.core.records import Check, Status
 from oomguard.engines.vllm import plugin
@@ -40,7 +41,6 @@ from oomguard.probe.checks import (
 from oomguard.probe.host import ROOT, wsl_version
 from oomguard.probe.nvml import memory_holders
 from oomguard.report.json import SCHEMA, json_line, plain_value
-from oomguard.report.presentable import drawn
 
 if TYPE_CHECKING:
     from rich.console import Console

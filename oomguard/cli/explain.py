@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
-from oomguard.cli.options import color_option, console, read_rules, rules_option
+from oomguard.cli.options import GroupedCommand, color_option, console, read_rules, rules_option
 from oomguard.core.errors import UsageError
 from oomguard.core.text import strip_escapes
 
@@ -63,7 +62,7 @@ def _page(text: str, rules: RuleSet) -> str:
         UsageError: if oomguard knows nothing like it.
     """
     from oomguard.core.incident import KINDS
-    from oomguard.report.explain import cause_text, kind_text, message_text
+    from oomguard.report.explanation import cause_text, kind_text, message_text
 
     name = text.lower().replace("-", "_").replace(" ", "_")
     by_code = {rule.code.lower(): rule for rule in rules.rules}
@@ -87,12 +86,12 @@ def _page(text: str, rules: RuleSet) -> str:
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.policy import Policy
-    from oomguard.report.explain import rule_text
+    from oomguard.report.explanation import rule_text
 
     for test in rule.tests:
         if "expect" in test:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, rules, Policy(), behind=model_from(test))
+            incident = assess(observed, rules, Policy(), memory_model=model_from(test))
             return rule_text(rule, incident.facts)
     return rule_text(rule, {})
 
@@ -103,7 +102,7 @@ def _recognized(text: str, rules: RuleSet) -> str:
     Raises:
         UsageError: if no signature matches.
     """
-    from oomguard.report.explain import kind_text
+    from oomguard.report.explanation import kind_text
 
     incident = _incident(text, rules)
     if incident is None or incident.certainty_ratio is not None or incident.kind == "other":

@@ -9,9 +9,8 @@ Each engine is a folder here. Its files say what it can do; only those that appl
 - ``effects.toml``: its servers, caches, and log lines of requests (read by server.py).
 - ``insight.py``: the functions of ``Insight``, for an engine that shows more than its log.
 - ``watched_calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in
-  this process; each call is a ``WatchedCall``.
-- ``evaluation_results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the
-  results of calls on the device.
+  this process; each call is a ``WatchedCall``. ``held_bytes()`` and ``move_to_host()`` are for the
+  results of earlier calls that a library keeps on the device.
 - ``call_recorder.py``: ``watch(handler)``, for calls that a watch records and never changes.
 - ``watched_starts.py``: ``watch(handler)``, for an engine that a program starts in this
   process; each start is a ``WatchedStart``.
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from oomguard.core.facts import Fact, FactValue
     from oomguard.core.incident import EngineStart, Incident, SettingInForce
     from oomguard.engines.command import Launch, StartedEngine
-    from oomguard.remedy.failure_model import FailureModel
     from oomguard.remedy.policy import LeastValue
+    from oomguard.remedy.solution import FailureModel
     from oomguard.scan.source import Line
 
 
@@ -473,7 +472,7 @@ class WatchedStart(Protocol):
     phase: str | None
     reports_success: bool
 
-    def behind(self, incident: Incident) -> FailureModel | None:
+    def memory_model(self, incident: Incident) -> FailureModel | None:
         """Return the memory model of the failure; None if the engine's output determines it."""
 
     def attempt(

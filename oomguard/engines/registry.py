@@ -65,12 +65,12 @@ def watch_seen_calls(handler: SeenCallHandler) -> None:
 
 def held_results_bytes() -> int:
     """Return the bytes that results of earlier calls hold on the device."""
-    return sum(module.held_bytes() for module in _modules("evaluation_results"))
+    return sum(module.held_bytes() for module in _modules("watched_calls"))
 
 
 def move_results() -> None:
     """Move results of earlier calls to the host. Raises MemoryError if they do not fit."""
-    for module in _modules("evaluation_results"):
+    for module in _modules("watched_calls"):
         module.move_to_host()
 
 

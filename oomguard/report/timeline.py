@@ -12,8 +12,8 @@ from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, MIB, format_gib
 from oomguard.core.installation import install_hint
 from oomguard.core.measurements import ALLOCATED, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.presentable import drawn
 from oomguard.report.json import json_line
-from oomguard.report.presentable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -80,7 +80,7 @@ def report_section(device: SimulatedDevice, error: BaseException) -> str:
     if device.other_processes_bytes:
         lines.append(f"other processes used {format_size(device.other_processes_bytes)}")
     from oomguard.diagnosis import diagnose
-    from oomguard.report.note import note
+    from oomguard.guarding.advice import note
 
     lines += [note(incident) for incident in diagnose(error).incidents if incident.is_oom]
     return "\n".join(lines)

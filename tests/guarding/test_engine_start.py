@@ -63,20 +63,20 @@ def test_engines_that_outlived_their_program_have_an_end_command(program):
 
 def test_next_start_waits_for_the_devices_memory(program):
     ran = program("""
-        from oomguard.retry import memory_wait
+        from oomguard import retry
         from oomguard.probe import nvml
         asked, since_failed = [], []
         def devices():
             asked.append(1)
             held = since_failed and len(asked) < since_failed[0] + 4
             return (nvml.Device(0, "GPU", 24 << 30, (4 if held else 20) << 30, {}),)
-        nvml.devices, memory_wait.POLL_S = devices, 0.01
+        nvml.devices, retry.FREE_POLL_S = devices, 0.01
         def main():
-            waited = memory_wait.wait_until_free
+            waited = retry.wait_until_free
             def noted(*args, **options):
                 since_failed.append(len(asked))
                 return waited(*args, **options)
-            memory_wait.wait_until_free = noted
+            retry.wait_until_free = noted
             with oomguard.guard(allow="reduces-capacity") as g:
                 llm = LLM("org/model", **SMALL)
             print(json.dumps([len(since_failed), len(asked) - since_failed[0] >= 4, shown(g)]))

@@ -16,7 +16,7 @@ from oomguard.diagnosis import diagnose_stream
 from oomguard.report.html import to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.terminal import print_diagnosis
+from oomguard.report.panel import print_diagnosis
 from support.made_snapshots import example
 
 MIB = 2**20

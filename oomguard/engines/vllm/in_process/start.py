@@ -854,7 +854,7 @@ class VllmStart:
         self._in_use: dict[str, SettingInForce] = {}
         self.is_given_up: Callable[[], bool] = lambda: False
 
-    def behind(self, incident: Incident) -> None:
+    def memory_model(self, incident: Incident) -> None:
         """Return None: the engine's output names its model."""
 
     def attempt(
