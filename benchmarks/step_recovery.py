@@ -4,6 +4,7 @@ alive, did every other request finish with the same tokens, what did it cost.
 The real engine runs on the CPU, in each mode that the page of the docs names (support/step_engine.py
 raises the failures). Then the memory after many recoveries, the throughput with the recovery in
 place and without, in turns, and the relaunches of `oomguard run` with and without the recovery.
+BENCH_RESUME=FOLDER keeps the modes that are done.
 """
 
 import argparse
