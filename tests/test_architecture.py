@@ -253,7 +253,7 @@ def test_pytest_starts_without_torch_and_diagnosis():
 
 
 # Files of torch's own, or imported where torch is in use.
-USES_TORCH = {"simulated_device.py", "random_draws.py", "fake_generate.py"}
+USES_TORCH = {"simulated_device.py", "call_state.py", "fake_generate.py"}
 
 
 def imported_at_load(path: Path) -> set[str]:
