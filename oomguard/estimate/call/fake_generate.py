@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 from oomguard.core.files import read_tables
 from oomguard.estimate.call.call_budget import STEPS, TracedSteps
 from oomguard.estimate.model.parameters import auto_config
-from oomguard.probe.live_storages import LiveStorages
+from oomguard.probe.torch_memory import LiveStorages
 
 # ``copy.deepcopy`` of a fake tensor must become an operation with a shape and a size.
 #

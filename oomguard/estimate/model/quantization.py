@@ -244,7 +244,7 @@ def _matcher(entry: str) -> Callable[[str], Any] | None:
         return re.compile(fnmatch.translate(entry)).match
     import regex
 
-    from oomguard.rules.pattern import too_much_repetition
+    from oomguard.rules.signature import too_much_repetition
 
     text = entry.removeprefix(_REGULAR)
     if too_much_repetition(text) is not None:
