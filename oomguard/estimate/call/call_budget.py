@@ -572,10 +572,8 @@ def budget_call(
         reserved = round(peak * ratio)
         reserved_from = _RESERVED
         reserved_weights = round(weights * ratio)
-    token = sum(
-        cache.token_bytes
-        for cache in layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes)
-    )
+    caches = layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes)
+    token = sum(cache.token_bytes for cache in caches)
     room = gpu_total_bytes - context - reserved_weights
     return CallBudget(
         model=model.name,
