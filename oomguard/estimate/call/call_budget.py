@@ -290,7 +290,6 @@ _FLOAT32_BYTES: Final = 4
 _FLOAT32_COPY: Final = "float32 copy"
 # input_ids, attention_mask, position_ids, and the mask's running sum, all int64.
 _ID_BYTES: Final = 4 * 8
-_SEVERAL_OPERATIONS: Final = frozenset({"gelu_new", "gelu_fast"})
 
 
 @functools.cache
@@ -303,7 +302,7 @@ def live_tensors(model_type: str) -> Mapping[str, Any]:
     tables = read_tables("live-tensors", [_TENSORS_FILE])[_TENSORS_FILE]
     if model_type in tables["uncovered"]["types"]:
         raise SettingError(f"the closed form does not cover {model_type}", hint=_TRACE_HINT)
-    found = dict(tables["decoder"])
+    found = {**tables["decoder"], "activations": tables["activations"]}
     for family in tables["family"]:
         if model_type in family["types"]:
             found |= family
@@ -380,10 +379,9 @@ def _mlp_tensors(shape: ModelShape, live: Mapping[str, Any]) -> int:
         return len(live["mlp"])
     if has_gate(shape):
         return len(live["gated_mlp"])
-    activation = shape.config.get("hidden_act", shape.config.get("activation_function"))
-    if activation in _SEVERAL_OPERATIONS:
-        return len(live["mlp_of_several_operations"])
-    return len(live["plain_mlp"])
+    named = shape.config.get("hidden_act", shape.config.get("activation_function"))
+    activation = named or live.get("activation")
+    return len(live["activations"].get(activation, live["plain_mlp"]))
 
 
 def _experts_bytes(shape: ModelShape, intermediate: int) -> int:
