@@ -219,6 +219,8 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
             "the KV cache and the weights as vLLM itself counts them",
             "plan with vLLM installed: --ask-engine; or start it and read 'GPU KV cache size'",
         )
+    if budget.little_known:
+        return Unsure(budget.little_known, "the parts that vLLM measures at its start", _LOG_HINT)
     if budget.free_short_bytes:
         return Unsure(
             budget.reasons[0],

@@ -508,13 +508,15 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 
 def _between_nodes(settings: VllmSettings) -> tuple[int, int]:
-    """Return the bytes of NCCL between machines and their uncertainty, or zeros for one machine."""
+    """Return the bytes of NCCL between machines and their uncertainty; zeros for one machine."""
     known = tables()["several_nodes"]
     node = known["ranks_of_a_node"]
     if settings.tensor_parallel_size * settings.pipeline_parallel_size <= node:
         return 0, 0
     if settings.tensor_parallel_size <= node:
         return 0, known["uncertainty_bytes"]
+    if not has_nvlink(settings):  # one machine may have sixteen such cards
+        return 0, known["tensor_bytes"]
     return known["tensor_bytes"], known["uncertainty_bytes"]
 
 
