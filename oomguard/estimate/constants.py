@@ -58,7 +58,11 @@ def engine_version(text: str | None) -> Version:
 def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
     """Return the rows of a table that apply to a version."""
     base = version.base_version
-    return [row for row in tables()[table] if _applies(row["versions"], base)]
+    found: list[dict[str, Any]] = []
+    for row in tables()[table]:
+        if _applies(row["versions"], base):
+            found.append(row)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

@@ -216,7 +216,10 @@ def parameters_from_name(model: str) -> float | None:
     size
     counts; a revision's hash has none.
     """
-    parts = [part for part in reversed(model.split("/")) if not _REVISION.fullmatch(part)]
+    parts = []
+    for part in reversed(model.split("/")):
+        if not _REVISION.fullmatch(part):
+            parts.append(part)
     return next(
         (size for part in parts if (size := _parameters(part.replace("_", "-"))) is not None), None
     )
@@ -630,7 +633,7 @@ def _name_holder(facts: dict[str, Fact], process: _Process) -> None:
     if _ENGINE_NAME.search(process.name):
         kind = "engine"
     actor = process.name.removeprefix("ray::")
-    for role, program in _TRAINERS.items():
+    for role, program in _roles()["trainers"].items():
         if actor.startswith(role):
             kind = "trainer"
             _solve(facts, "trainer_frames", True)

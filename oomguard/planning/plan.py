@@ -334,7 +334,10 @@ def plan(
     if engine != "vllm":
         raise SettingError(f"engine is {engine!r}", hint="one of vllm, transformers")
     by_engine = asked.pop("ask_engine", False)
-    about_host = {name: asked.pop(name) for name in _ABOUT_HOST if name in asked}
+    about_host = {}
+    for name in _ABOUT_HOST:
+        if name in asked:
+            about_host[name] = asked.pop(name)
     start = read_start_request(path, **asked)
     host = host_of_start(start.model, start.settings, **about_host)
     if by_engine:

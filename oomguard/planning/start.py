@@ -582,9 +582,10 @@ class CommandStart:
 
     def changed(self, plan: StartPlan) -> str:
         """Return the user's own command with a plan's ranks and changes, ready to paste."""
-        new: dict[str, FactValue] = {
-            patch.setting: patch.new for patch in plan.changes if patch.new is not None
-        }
+        new: dict[str, FactValue] = {}
+        for patch in plan.changes:
+            if patch.new is not None:
+                new[patch.setting] = patch.new
         ranks = plan.budget.settings.tensor_parallel_size
         if ranks != self.asked.settings.tensor_parallel_size:
             new["tensor_parallel_size"] = ranks
@@ -641,9 +642,10 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
     if launcher.NAME != _MODELLED:
         return f"oomguard has no estimate for {launcher.NAME}"
     given = launcher.settings_in_force(launch)
-    unread = [
-        name for name, setting in given.items() if setting.value is None and name in START_SETTINGS
-    ]
+    unread = []
+    for name, setting in given.items():
+        if setting.value is None and name in START_SETTINGS:
+            unread.append(name)
     if "model" in given:
         model = given["model"].value
     else:
@@ -689,7 +691,11 @@ _NO_SETTINGS: Final = frozenset(
 def types_of(record: type) -> dict[str, str]:
     """Return the type of each setting of a record: "int", "float", "bool" or "str"."""
     own = {field.name: str(field.type).removesuffix(" | None") for field in fields(record)}
-    return {name: kind for name, kind in own.items() if name not in _NO_SETTINGS}
+    found: dict[str, str] = {}
+    for name, kind in own.items():
+        if name not in _NO_SETTINGS:
+            found[name] = kind
+    return found
 
 
 START_SETTINGS: Final = types_of(VllmSettings)

@@ -168,7 +168,10 @@ def budget_of(start: StartBudget) -> Budget:
         ("KV cache", max(0, start.kv_cache_pool_bytes), "solved"),
         (not_free, start.not_free_bytes, "prior"),
     )
-    parts = [BudgetPart(name, size, source) for name, size, source in rows if size > 0]
+    parts = []
+    for name, size, source in rows:
+        if size > 0:
+            parts.append(BudgetPart(name, size, source))
     free = start.settings.gpu_total_bytes - sum(part.bytes for part in parts)
     if free > 0:
         parts.append(BudgetPart("free", free, "solved"))
@@ -234,9 +237,9 @@ def _stage_record(stage: Stage) -> dict[str, int]:
 
 def plan_record(plan: StartPlan) -> dict[str, Any]:
     """Return a planned start as the contract's object: budget, fitting command and changes."""
-    changes = [
-        {"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes
-    ]
+    changes = []
+    for patch in plan.changes:
+        changes.append({"setting": patch.setting, "from": patch.old, "to": patch.new})
     record = {**start_record(plan.budget), "command": _shown(plan.command), "changes": changes}
     if plan.unsure is None:
         record["unsure"] = None

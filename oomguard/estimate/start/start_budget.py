@@ -267,7 +267,10 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(f"parts as measured by {settings.correction.source}")
     below = above = math.hypot(*uncertain.values())
     if settings.correction is None and settings.device != "cpu":
-        unknown = [size for name, size in uncertain.items() if name != "activations"]
+        unknown = []
+        for name, size in uncertain.items():
+            if name != "activations":
+                unknown.append(size)
         below = math.hypot(pool_range(kind)["factor_below"] * spread, *unknown)
         above = math.hypot(pool_range(kind)["factor_above"] * spread, *unknown)
     more = pinned + saved
@@ -536,7 +539,10 @@ def _little_known(shape: ModelShape, settings: VllmSettings) -> str | None:
     }
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     for row in rows_of("little_known", settings.version):
-        others = [name for name in own if name in row and row[name] != own[name]]
+        others = []
+        for name, value in own.items():
+            if row.get(name, value) != value:
+                others.append(name)
         is_type = shape.model_type in row.get("model_types", [shape.model_type])
         is_wide = ranks >= row.get("fewest_ranks", 1)
         is_long = (settings.max_num_batched_tokens or 0) >= row.get("fewest_step_tokens", 0)
