@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
 from oomguard.cli.options import (
     Count,
     F,
+    GroupedCommand,
     SizeText,
     add_options,
     color_option,
@@ -19,7 +19,7 @@ from oomguard.cli.options import (
     option,
 )
 from oomguard.core.errors import UsageError, exit_status_of
-from oomguard.core.setting_spellings import surfaces
+from oomguard.core.settings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:

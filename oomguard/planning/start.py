@@ -19,7 +19,7 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.records import ShownRecord
-from oomguard.core.setting_spellings import default_value, flag_words, surfaces
+from oomguard.core.settings import default_value, flag_words, surfaces
 from oomguard.estimate import Fit
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
@@ -386,7 +386,7 @@ def _version(given: str | None) -> Version:
 
 def start_of_log(log: str) -> EngineStart:
     """Return a log's measured start; raises InputError if there is none."""
-    from oomguard.diagnosis.diagnose import diagnose_stream
+    from oomguard.diagnosis import diagnose_stream
     from oomguard.estimate.start.calibration import measured_start
     from oomguard.scan.source import open_log
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import ConfigError, SettingError
 from oomguard.core.facts import format_gib
-from oomguard.estimate.model.files import ModelFiles, find_model
+from oomguard.estimate.model.files import SUFFIX, ModelFiles, Parameter, find_model, scale_to_file
 from oomguard.estimate.model.layer_caches import unread_fields
 from oomguard.estimate.model.parameters import (
     build_on_meta,
@@ -37,7 +37,7 @@ from oomguard.estimate.model.shape import (
     read_shape,
     text_part,
 )
-from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, scale_to_file
+from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 
 if TYPE_CHECKING:
     from oomguard.estimate.model.vision_encoder import Encoder
@@ -405,7 +405,6 @@ def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
         return None
     if (audio := read_audio_encoder(model.config, shape.hidden)) is not None:
         return audio
-    from oomguard.estimate.model.vision_encoder import read_vision_encoder
 
     found = read_vision_encoder(model.config, model.processor, shape.hidden)
     return found or read_vision_encoder(fill_defaults(model.config), model.processor, shape.hidden)

@@ -13,8 +13,7 @@ from packaging.version import Version
 from oomguard.core.errors import SettingError
 from oomguard.core.incident import Patch
 from oomguard.core.records import Record
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, default_value, device_size
-from oomguard.core.settings import effect_of
+from oomguard.core.settings import as_env, as_flag, as_kwarg, default_value, device_size, effect_of
 from oomguard.estimate import Fit, answer
 from oomguard.estimate.constants import gpus, plain_name, rows_of, since, tables
 from oomguard.estimate.model.layer_caches import keeps_latent
