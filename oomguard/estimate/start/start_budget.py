@@ -561,7 +561,12 @@ def _of_platform(settings: VllmSettings) -> Iterator[str]:
 
 
 def _free_short_bytes(parts: _Parts) -> int:
-    """Return how much more memory the engine asks for than is free at its start; 0 or more."""
+    """Return how much more memory the engine asks for than is free at its start; 0 or more.
+
+    The first engine does not ask: init_device in vllm/worker/worker.py of 0.8.5 has no such check.
+    """
+    if parts.settings.device != "cpu" and by_engine(parts.settings) <= LAST_OF_FIRST:
+        return 0
     free = parts.settings.gpu_total_bytes - parts.fixed.not_free_bytes
     return max(0, parts.requested_bytes - free)
 
@@ -572,7 +577,7 @@ def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
     requested = parts.requested_bytes
     total = settings.gpu_total_bytes
     free = total - parts.fixed.not_free_bytes
-    if requested > free:
+    if _free_short_bytes(parts):
         if settings.device_free_bytes is None:
             has = "an empty GPU has"
         else:
