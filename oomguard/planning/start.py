@@ -119,9 +119,11 @@ def _read_total(memory: str | int) -> int:
 
 def kind_of_gpu(gpu: TargetGpu) -> str:
     """Return a GPU's kind of memory: by its name and, on this machine, by the host."""
+    if not gpu.of_this_machine:
+        return kind_of(gpu.name, on_wsl2=False)
     from oomguard.probe.host import wsl_version
 
-    return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
+    return kind_of(gpu.name, on_wsl2=wsl_version() == 2)
 
 
 def free_of(gpu: TargetGpu, kind: str, replicas: int) -> tuple[int | None, str]:

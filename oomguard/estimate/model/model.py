@@ -37,7 +37,6 @@ from oomguard.estimate.model.shape import (
     read_shape,
     text_part,
 )
-from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 
 if TYPE_CHECKING:
     from oomguard.estimate.model.vision_encoder import Encoder
@@ -405,6 +404,7 @@ def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
         return None
     if (audio := read_audio_encoder(model.config, shape.hidden)) is not None:
         return audio
+    from oomguard.estimate.model.vision_encoder import read_vision_encoder
 
     found = read_vision_encoder(model.config, model.processor, shape.hidden)
     return found or read_vision_encoder(fill_defaults(model.config), model.processor, shape.hidden)

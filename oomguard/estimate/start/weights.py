@@ -26,7 +26,6 @@ from oomguard.estimate.model.shape import (
     rope_kind,
     rope_scaling,
 )
-from oomguard.estimate.start.encoder_profile import items_per_prompt
 from oomguard.estimate.start.start import VllmSettings, mxfp4_padding, nvfp4_padding
 
 # After loading, the engine converts latent attention's weights: it multiplies two matrices, or
@@ -639,6 +638,7 @@ def _without_towers(model: Model, settings: VllmSettings) -> Model:
     """Return the loaded part of a model, without an encoder that no prompt may use."""
     if model.encoder is None or not since("towers_left_out_since", settings.version):
         return model
+    from oomguard.estimate.start.encoder_profile import items_per_prompt
 
     if items_per_prompt(settings.limit_mm_per_prompt, model.encoder) > 0:
         return model
