@@ -438,7 +438,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """Estimate a start and find the nearest settings that fit."""
     budget = budget_start(asked.model, asked.settings)
     unsure = why_unsure(asked.model, budget)
-    if budget.unread and budget.fit != "no":
+    if (budget.unread or budget.little_known) and budget.fit != "no":
         return StartPlan(budget, None, unsure=unsure)  # no setting makes such a plan sure
     found = fit(asked.model, asked.settings)
     if found.budget is None:

@@ -172,6 +172,7 @@ def budget_of(start: StartBudget) -> Budget:
     for name, size, source in rows:
         if size > 0:
             parts.append(BudgetPart(name, size, source))
+    # The reserve is free on the device, so the bar does not show it as a part.
     free = start.settings.gpu_total_bytes - sum(part.bytes for part in parts)
     if free > 0:
         parts.append(BudgetPart("free", free, "solved"))
@@ -333,8 +334,9 @@ def _kv_cache(start: StartBudget) -> Table:
     else:
         pool = format_gib(start.kv_cache_pool_bytes)
     table.add_row("KV cache", pool)
+    # The other rows depend on a layout that was not read.
     if start.unread:
-        return table  # the rest depends on a layout that was not read
+        return table
     table.add_row("a token", f"{start.kv_bytes_per_token:,} bytes")
     table.add_row(
         "tokens",
