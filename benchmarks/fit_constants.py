@@ -33,7 +33,7 @@ KEPT_QUANTILE = 0.7
 QUANTILES = (0.0, 0.5, 0.6, 0.7, 0.75, 0.8)
 MEASURED_STARTS = 5
 # What a start of another kind counts.
-OTHER_KIND = 0.2
+OTHER_KIND = 0.1
 LEAST_FACTOR = 0.15
 GOALS = {
     "pool median": 2.5,
@@ -127,37 +127,18 @@ def _less(rule: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def chosen_by_others(pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the predictions less what is kept back by the smallest quantile that keeps the goal of
-    the too large ones on the others.
-    """
-    found = []
-    for group in sorted({record["row"]["group"] for record in pools}):
-        others = [other for other in pools if other["row"]["group"] != group]
-        enough = (
-            q for q in QUANTILES if too_large(keep_back(others, q)) <= GOALS["too large"] / 100
-        )
-        rules = rules_of(others, next(enough, QUANTILES[-1]))
-        own = [record for record in pools if record["row"]["group"] == group]
-        found += [_less(rules[record["row"]["kind"]], record) for record in own]
-    return found
-
-
 def too_large(records: list[dict[str, Any]]) -> float:
     return statistics.fmean(record["pool"] > 0.05 for record in records)
 
 
 def trade(pools: list[dict[str, Any]]) -> None:
-    """Print what each quantile makes of the predictions, and what one does that is chosen without
-    the group itself.
-    """
+    """Print what each quantile makes of the predictions."""
     whole = [record for record in pools if not record["row"]["spans"]]
     for quantile in QUANTILES:
         print(
             f"kept back by the quantile {quantile:4} of the others: "
             f"{_short(keep_back(whole, quantile))}"
         )
-    print(f"by a quantile that the others choose: {_short(chosen_by_others(whole))}")
 
 
 def _short(records: list[dict[str, Any]]) -> str:
