@@ -240,20 +240,21 @@ def auto_config(config: Mapping[str, Any]) -> Any:
         raise ConfigError("its number of layers, experts or modules is larger than any model's")
     from transformers import AutoConfig
 
-    fields = {
-        name: _without_code(value)
-        for name, value in config.items()
-        if name not in _NO_FIELDS | _CODE_FIELDS
-    }
+    fields = {}
+    for name, value in config.items():
+        if name not in _NO_FIELDS | _CODE_FIELDS:
+            fields[name] = _without_code(value)
     return AutoConfig.for_model(config["model_type"], **fields)
 
 
 def _without_code(value: Any) -> Any:
     """Return a value without the fields that name code, at any depth."""
     if isinstance(value, Mapping):
-        return {
-            name: _without_code(inner) for name, inner in value.items() if name not in _CODE_FIELDS
-        }
+        found: dict[str, Any] = {}
+        for name, inner in value.items():
+            if name not in _CODE_FIELDS:
+                found[name] = _without_code(inner)
+        return found
     if isinstance(value, list):
         return [_without_code(inner) for inner in value]
     return value
@@ -497,7 +498,11 @@ def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]
         "M": width and merge and width * merge**2,
         "S": width and share and round(width / share**2),
     }
-    return {symbol: number for symbol, number in found.items() if number}
+    rows: dict[str, int] = {}
+    for symbol, number in found.items():
+        if number:
+            rows[symbol] = number
+    return rows
 
 
 def _merged_width(outer: Mapping[str, Any], width: int | None) -> int | None:
@@ -626,10 +631,10 @@ def layer_parts(shape: ModelShape) -> tuple[str, ...]:
     types = shape.config.get("layer_types")
     if not isinstance(types, list):
         return layer_kinds(shape)
-    return tuple(
-        str(kind) if index < shape.layers - shared else f"{kind} shared"
-        for index, kind in enumerate(types)
-    )
+    found = []
+    for index, kind in enumerate(types):
+        found.append(str(kind) if index < shape.layers - shared else f"{kind} shared")
+    return tuple(found)
 
 
 def _widths(shape: ModelShape, part: str) -> dict[str, int]:
@@ -654,7 +659,10 @@ def _widths(shape: ModelShape, part: str) -> dict[str, int]:
 
 def _dimension(text: str, symbols: Mapping[str, int], shape: ModelShape) -> int:
     """Compute a dimension whose symbols may also be keys of the configuration."""
-    parts = [part.strip() for product in text.split("+") for part in product.split("*")]
+    parts = []
+    for product in text.split("+"):
+        for part in product.split("*"):
+            parts.append(part.strip())
     named = [part for part in parts if part not in symbols and not part.isdecimal()]
     return dimension(text, {**symbols, **{part: shape.number(part) or 0 for part in named}})
 
@@ -671,7 +679,11 @@ def _blocks() -> Mapping[str, Mapping[str, str]]:
 
 @functools.cache
 def _layouts() -> Mapping[str, Mapping[str, Any]]:
-    return {kind: layout for layout in _tables()["layouts"] for kind in layout["types"]}
+    found: dict[str, dict[str, Any]] = {}
+    for layout in _tables()["layouts"]:
+        for kind in layout["types"]:
+            found[kind] = layout
+    return found
 
 
 def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
