@@ -18,23 +18,23 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from oomguard.estimate import constants
 from support.figure import conclude
-from support.fit_parts import weighted_quantile, weights_of
-from support.held_out import DEVICE_RATIO, fit, held_out, sure, with_counts
+from support.fit_parts import weighted_quantile
+from support.held_out import KINDS, counted, fit, held_out, sure
 from support.published import published
 
 FITTED = Path(constants.__file__).with_name("fitted.toml")
-# A little more than nine in ten, so that starts from elsewhere reach that.
-COVERED = 0.91
+COVERED = 0.9
 # What a plan keeps back is what so many starts took at most beyond the parts, in spreads of the
 # pool; which of these costs what is printed. A group of so many starts of a known GPU has its own
 # parts, and keeps nothing back.
-KEPT_QUANTILE = 0.75
-QUANTILES = (0.0, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
+KEPT_QUANTILE = 0.7
+QUANTILES = (0.0, 0.5, 0.6, 0.7, 0.75, 0.8)
 MEASURED_STARTS = 5
+# What a start of another kind counts.
+OTHER_KIND = 0.1
+LEAST_FACTOR = 0.15
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
@@ -46,57 +46,85 @@ GOALS = {
 }
 
 
-def kept_back(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[str, Any]]:
-    """Return the ratio of the pool's spread that a plan keeps back, as these predictions were
-    too large.
+def rules_of(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[str, Any]]:
+    """Return for each kind of start what a plan keeps back of its pool, and how its range is
+    widened.
+
+    The reserve is a quantile of what starts took beyond the parts, in spreads of the pool. Less
+    it, as many predictions lie beyond either end of the range. Starts of other kinds count a
+    little, so that a kind of few starts is not taken at their word.
     """
-    own = [r for r in records if sure(r["row"]) and not r["row"]["spans"]]
-    beyond = [r["beyond_gib"] / r["spread_gib"] for r in own]
-    weighted = list(zip(beyond, weights_of(r["row"]["group"] for r in own), strict=True))
-    if quantile:
-        ratio = max(0.0, weighted_quantile(weighted, quantile))
-    else:
-        ratio = 0.0
+    found = {}
+    for kind in KINDS:
+        weights = [1.0 if r["row"]["kind"] == kind else OTHER_KIND for r in records]
+        reserve = _reserve(records, weights, quantile)
+        found[kind] = {
+            **_factors(records, weights, reserve),
+            "reserve_ratio": round(reserve, 3),
+            "reserve_quantile": quantile,
+            "starts": weights.count(1.0),
+        }
+    return found
+
+
+def _reserve(records: list[dict[str, Any]], weights: list[float], quantile: float) -> float:
+    if not quantile:
+        return 0.0
+    beyond = [r["beyond_gib"] / r["spread_gib"] for r in records]
+    return max(0.0, weighted_quantile(list(zip(beyond, weights, strict=True)), quantile))
+
+
+def _factors(
+    records: list[dict[str, Any]], weights: list[float], reserve: float
+) -> dict[str, float]:
+    below = []
+    above = []
+    for record in records:
+        beyond = record["beyond_gib"] - reserve * record["spread_gib"] * may_keep_back(record)
+        below.append(beyond / record["spread_gib"])
+        above.append((-beyond - record["more_gib"]) / record["spread_gib"])
     return {
-        "elsewhere": {"spread_ratio": round(ratio, 3), "quantile": quantile, "starts": len(own)}
+        "factor_below": _factor(below, weights),
+        "factor_above": _factor(above, weights),
     }
+
+
+def _factor(misses: list[float], weights: list[float]) -> float:
+    # One start more than were seen may be farther off than all of them.
+    share = (1 + COVERED) / 2 * (1 + 1 / sum(weights))
+    found = weighted_quantile(list(zip(misses, weights, strict=True)), min(1.0, share))
+    return round(max(LEAST_FACTOR, found), 2)
+
+
+def may_keep_back(record: dict[str, Any]) -> bool:
+    """Return whether a plan keeps something back of such a start's pool."""
+    return not record["row"]["spans"]
 
 
 def keep_back(
     pools: list[dict[str, Any]], quantile: float, by: str = "group"
 ) -> list[dict[str, Any]]:
-    """Return the predictions less what is kept back of each, as the other groups' starts say."""
-    found = []
-    for group in sorted({record["row"][by] for record in pools}):
-        others = [other for other in pools if other["row"][by] != group]
-        found += _less(
-            kept_back(others, quantile), [record for record in pools if record["row"][by] == group]
-        )
-    return found
-
-
-def _less(kept: dict[str, dict[str, Any]], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ratio = kept["elsewhere"]["spread_ratio"]
-    found = []
-    for record in records:
-        beyond = record["beyond_gib"] - ratio * record["spread_gib"]
-        found.append({**record, "pool": beyond / record["pool_gib"], "beyond_gib": beyond})
-    return found
-
-
-def chosen_by_others(pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the predictions less what is kept back by the smallest quantile that keeps the goal of
-    the too large ones on the others.
+    """Return the predictions less what is kept back of each, and with the range of each, as the
+    other groups' starts say.
     """
     found = []
-    for group in sorted({record["row"]["group"] for record in pools}):
-        others = [other for other in pools if other["row"]["group"] != group]
-        enough = (
-            q for q in QUANTILES if too_large(keep_back(others, q)) <= GOALS["too large"] / 100
-        )
-        kept = kept_back(others, next(enough, QUANTILES[-1]))
-        found += _less(kept, [record for record in pools if record["row"]["group"] == group])
+    for group in sorted({record["row"][by] for record in pools}):
+        rules = rules_of([other for other in pools if other["row"][by] != group], quantile)
+        own = [record for record in pools if record["row"][by] == group]
+        found += [_less(rules[record["row"]["kind"]], record) for record in own]
     return found
+
+
+def _less(rule: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    reserve = rule["reserve_ratio"] * record["spread_gib"] * may_keep_back(record)
+    beyond = record["beyond_gib"] - reserve
+    wide_gib = wide(record, rule)
+    return {
+        **record,
+        "pool": beyond / record["pool_gib"],
+        "beyond_gib": beyond,
+        "wide_gib": wide_gib,
+    }
 
 
 def too_large(records: list[dict[str, Any]]) -> float:
@@ -104,17 +132,13 @@ def too_large(records: list[dict[str, Any]]) -> float:
 
 
 def trade(pools: list[dict[str, Any]]) -> None:
-    """Print what each quantile makes of the predictions, and what one does that is chosen without
-    the group itself.
-    """
+    """Print what each quantile makes of the predictions."""
     whole = [record for record in pools if not record["row"]["spans"]]
     for quantile in QUANTILES:
-        ratio = kept_back(pools, quantile)["elsewhere"]["spread_ratio"]
         print(
-            f"kept back by the quantile {quantile:4} of the others ({ratio} spreads by all): "
+            f"kept back by the quantile {quantile:4} of the others: "
             f"{_short(keep_back(whole, quantile))}"
         )
-    print(f"by a quantile that the others choose: {_short(chosen_by_others(whole))}")
 
 
 def _short(records: list[dict[str, Any]]) -> str:
@@ -135,25 +159,6 @@ def measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if size >= MEASURED_STARTS
     ]
     return [{"version": version, "gpu": gpu, "starts": size} for version, gpu, size in groups]
-
-
-def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return how a plan's range is widened so that nine in ten of these predictions lie inside: one
-    factor of the spread downwards, one upwards, with as many predictions beyond either.
-    """
-    below = [r["beyond_gib"] / r["spread_gib"] for r in records]
-    above = [(-r["beyond_gib"] - r["more_gib"]) / r["spread_gib"] for r in records]
-    factors = [
-        max(0.0, float(np.quantile(misses, (1 + COVERED) / 2, method="median_unbiased")))
-        for misses in (below, above)
-    ]
-    rule = {
-        "device_ratio": DEVICE_RATIO,
-        "factor_below": round(factors[0], 2),
-        "factor_above": round(factors[1], 2),
-        "starts": len(records),
-    }
-    return {"all": rule}
 
 
 def wide(record: dict[str, Any], rule: dict[str, Any]) -> tuple[float, float]:
@@ -181,7 +186,7 @@ def main() -> None:
         help="more records, of oomguard contribute",
     )
     asked = parser.parse_args()
-    rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]
+    rows = counted(published(*asked.more))
     records = held_out(rows)
     pools = [record for record in records if record["pool"] is not None]
     trade(pools)
@@ -193,7 +198,6 @@ def main() -> None:
                 f"{record['row']['id']:42} {record['row']['group']:28} "
                 f"{100 * record['pool']:+7.1f} %"
             )
-    widen(pools)
     # Starts of which a plan says itself that they go one way or the other (page_cache_bytes) have
     # no one figure to be off by.
     spans = [record for record in pools if record["row"]["spans"]]
@@ -212,13 +216,10 @@ def main() -> None:
         print(f"unified memory with the page cache counted or not, {len(spans)} starts: {said}")
     figures += [of_part(part, records) for part in ("graphs", "weights", "activation", "non_torch")]
     print("\n".join(text for text, _ in figures))
-    by_set(rows)
     if asked.write:
-        kept_now = {
-            "kept_back": kept_back(as_predicted, KEPT_QUANTILE),
-            "measured": measured(records),
-        }
-        write_tables({**fit(rows), "range": ranges(pools), **kept_now})
+        rules = rules_of(as_predicted, KEPT_QUANTILE)
+        write_tables({**fit(rows), "range": rules, "measured": measured(records)})
+    by_set(rows)
     text = (
         f"pool, each group by the others: {figures[0][0].split(': ', 1)[1]}; graphs "
         f"{figures[2][0].split(': ', 1)[1]}"
@@ -234,7 +235,6 @@ def by_set(rows: list[dict[str, Any]]) -> None:
     pools = keep_back(
         [record for record in records if record["pool"] is not None], KEPT_QUANTILE, by="gathered"
     )
-    widen(pools, by="gathered")
     pools = [record for record in pools if not record["row"]["spans"]]
     for name in sorted({record["row"]["gathered"] for record in pools}):
         print(
@@ -243,15 +243,6 @@ def by_set(rows: list[dict[str, Any]]) -> None:
             )[0]
         )
     print(of_pools("each gathered set by the others", pools)[0])
-
-
-def widen(pools: list[dict[str, Any]], by: str = "group") -> None:
-    """Give each start the range that the other groups' starts lead to; those show by how much they
-    miss.
-    """
-    for record in pools:
-        others = [other for other in pools if other["row"][by] != record["row"][by]]
-        record["wide_gib"] = wide(record, ranges(others)["all"])
 
 
 def of_pools(name: str, records: list[dict[str, Any]]) -> tuple[str, bool]:

@@ -12,13 +12,18 @@ from oomguard.core.facts import GIB
 from oomguard.estimate import constants
 from oomguard.estimate.start import encoder_profile, fixed_parts, start, start_budget
 from support.fit_graphs import fit_graphs
-from support.fit_parts import Row, fit_encoders, fit_non_torch
+from support.fit_parts import ENCODER_VERSIONS, Row, fit_encoders, fit_non_torch
 from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
 
 ORIGINAL = constants.tables
-NOTHING_KEPT = {"elsewhere": {"spread_ratio": 0.0, "quantile": 0.5, "starts": 0}}
-DEVICE_RATIO = 0.01
-PLAIN_RANGE = {"all": {"device_ratio": DEVICE_RATIO, "factor_below": 1.0, "factor_above": 1.0}}
+KINDS = ("one_gpu", "since_0_27", "ranks", "first_engine_ranks", "encoder", "other_memory")
+_PLAIN = {
+    "factor_below": 1.0,
+    "factor_above": 1.0,
+    "reserve_ratio": 0.0,
+    "reserve_quantile": 0.5,
+}
+PLAIN_RANGE = dict.fromkeys(KINDS, _PLAIN)
 
 
 def fit(rows: list[Row]) -> dict[str, Any]:
@@ -32,7 +37,6 @@ def fit(rows: list[Row]) -> dict[str, Any]:
         "non_torch": fit_non_torch(certain, unified),
         "encoder_mlp": fit_encoders(certain),
         "range": PLAIN_RANGE,
-        "kept_back": NOTHING_KEPT,
         "measured": [],
     }
 
@@ -46,6 +50,24 @@ def use(tables: dict[str, Any]) -> None:
     """Plan with these tables in place of the package's own."""
     whole = {**ORIGINAL(), **tables}
     constants.tables = lambda: whole
+
+
+def counted(rows: list[Row]) -> list[Row]:
+    """Return the rows that have a plan, each with its counts.
+
+    What is left for one part depends on the other parts' constants. The fit begins without those
+    of encoders and ends after two passes, so it gives the same constants whatever is written.
+    """
+    plain = [{"versions": versions, "tensors_more": 0.0} for versions in ENCODER_VERSIONS]
+    use({"encoder_mlp": plain})
+    first = _with_plan(rows)
+    use({"encoder_mlp": plain, "cudagraphs": fit_graphs([row for row in first if sure(row)])})
+    use(fit(_with_plan(rows)))
+    return _with_plan(rows)
+
+
+def _with_plan(rows: list[Row]) -> list[Row]:
+    return [row for row in map(with_counts, rows) if row is not None]
 
 
 def with_counts(row: Row) -> Row | None:
@@ -90,6 +112,7 @@ def with_counts(row: Row) -> Row | None:
         "nvlink": int(linked(settings)),
         "unified": settings.unified_memory,
         "rocm": start.is_rocm(settings),
+        "kind": start_budget.range_kind(settings, profiles_encoder=seen.get("encoder") is not None),
         "hopper": int(start.is_hopper_or_later(settings)),
         "fused_gib": start.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0

@@ -413,12 +413,11 @@ class PlanCommand(GroupedCommand):
         """
         if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
             return super().parse_args(ctx, args)
-        options = {
-            flag: not getattr(option, "is_flag", False)
-            for option in self.get_params(ctx)
-            for flag in (*option.opts, *option.secondary_opts)
-            if flag.startswith("-")
-        }
+        options = {}
+        for own in self.get_params(ctx):
+            for flag in (*own.opts, *own.secondary_opts):
+                if flag.startswith("-"):
+                    options[flag] = not getattr(own, "is_flag", False)
         if _has_own_options_only(args, options):
             return super().parse_args(ctx, args)
         from oomguard.engines.vllm.pasted_command import read_pasted
@@ -607,7 +606,10 @@ def _plan(
         from oomguard.planning.plan import CALL_SETTINGS
 
         gpu = {name: options[name] for name in ("gpu_memory", "gpu", "gpu_name")}
-        own = {name: value for name, value in options.items() if name in CALL_SETTINGS}
+        own = {}
+        for name, value in options.items():
+            if name in CALL_SETTINGS:
+                own[name] = value
         return _plan_call(model, sweep, form, color, **gpu, trace=trace, **own)
     asked = start_request(ctx, model, **options)
     if solve:
@@ -659,7 +661,10 @@ def start_request(
         "gpu_replicas",
         "device",
     )
-    own = {name: value for name, value in options.items() if name in START_SETTINGS}
+    own = {}
+    for name, value in options.items():
+        if name in START_SETTINGS:
+            own[name] = value
     return read_start_request(
         model,
         **{name: options[name] for name in others},

@@ -485,7 +485,10 @@ def _disjoint(
     total: int | None, shares: Iterable[_Share], slack: float, conflicts: list[str]
 ) -> Budget:
     """Return a budget of shares that can be true together; others become its conflict."""
-    kept = [share for share in shares if share.bytes > 0]
+    kept = []
+    for share in shares:
+        if share.bytes > 0:
+            kept.append(share)
     size = total or 0
     # A negative or zero total is unknown.
     while size > 0 and (wrong := _contradiction(size, kept, slack)):

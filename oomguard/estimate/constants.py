@@ -58,7 +58,11 @@ def engine_version(text: str | None) -> Version:
 def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
     """Return the rows of a table that apply to a version."""
     base = version.base_version
-    return [row for row in tables()[table] if _applies(row["versions"], base)]
+    found: list[dict[str, Any]] = []
+    for row in tables()[table]:
+        if _applies(row["versions"], base):
+            found.append(row)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,21 +94,17 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     return found
 
 
-def pool_range() -> dict[str, float]:
-    """Return by how much to widen a planned pool's range.
+def pool_range(kind: str) -> dict[str, float]:
+    """Return by how much planned pools of one kind of start were off, in spreads of the pool.
 
-    The numbers are a share of the device, and factors of the spread downwards and upwards.
+    The numbers are factors downwards and upwards, and the reserve of an unmeasured version or GPU
+    with its quantile.
+
+    Args:
+        kind: ``one_gpu``, ``ranks``, ``first_engine_ranks``, ``since_0_27``, ``encoder`` or
+            ``other_memory``.
     """
-    found: dict[str, float] = tables()["range"]["all"]
-    return found
-
-
-def safety_reserve() -> dict[str, float]:
-    """Return the reserve of a plan for starts of an unmeasured version or GPU.
-
-    The numbers are a ratio of the pool's spread and its quantile.
-    """
-    found: dict[str, float] = tables()["kept_back"]["elsewhere"]
+    found: dict[str, float] = tables()["range"][kind]
     return found
 
 

@@ -11,13 +11,16 @@ who has the memory: an engine that sleeps or wakes up, or a trainer next to it.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from oomguard.core.facts import GIB, Fact, FactValue, format_gib, format_rounded, number_of
+from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
 from oomguard.scan.effective_settings import with_requested_share
@@ -213,7 +216,10 @@ def parameters_from_name(model: str) -> float | None:
     size
     counts; a revision's hash has none.
     """
-    parts = [part for part in reversed(model.split("/")) if not _REVISION.fullmatch(part)]
+    parts = []
+    for part in reversed(model.split("/")):
+        if not _REVISION.fullmatch(part):
+            parts.append(part)
     return next(
         (size for part in parts if (size := _parameters(part.replace("_", "-"))) is not None), None
     )
@@ -431,22 +437,7 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
 
 # An engine that sleeps returns its device memory, and takes it again when it wakes up.
 
-# Ray actors that contain a trainer, and the program that they belong to.
-_TRAINERS: Final = {
-    "WorkerDict": "verl",
-    "ActorRollout": "verl",
-    "AsyncActorRollout": "verl",
-    "ActorModel": "OpenRLHF",
-    "PolicyModel": "OpenRLHF",
-    "CriticModel": "OpenRLHF",
-    "MegatronTrain": "slime",
-    "FSDPTrain": "slime",
-    "DTensorPolicy": "NeMo-RL",
-    "MegatronPolicy": "NeMo-RL",
-    "PolicyWorker": "NeMo-RL",
-    "TrainRayActor": "",
-}
-_ROLLOUTS: Final = {"LLMRayActor": "OpenRLHF", "VllmGenerationWorker": "NeMo-RL"}
+_TRAINERS_FILE: Final = Path(__file__).with_name("trainers.toml")
 _ENGINE_NAME: Final = re.compile(r"(?i)vllm|enginecore|sglang|trt.?llm|lmdeploy")
 _PID: Final = re.compile(r"\bpid=(\d+)")
 _LISTED: Final = re.compile(r"\bProcess (\d+) has ([\d.]+) (GiB|MiB)")
@@ -458,6 +449,12 @@ _MIB: Final = 1 << 20
 _LEAST_HOLDER_BYTES: Final = 3 * GIB
 _KEPT_RATIO: Final = 0.15
 _UNKNOWN: Final = "The log does not show how much memory the engine freed when it went to sleep."
+
+
+@functools.cache
+def _roles() -> dict[str, dict[str, str]]:
+    """Return the roles of processes, each with its program."""
+    return read_tables("trainers", [_TRAINERS_FILE])[_TRAINERS_FILE]
 
 
 class _Process(NamedTuple):
@@ -499,7 +496,7 @@ def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
     if is_any_step and _is(facts, "asleep") and _framework(facts) and not sends:
         phase = "training"  # the engine sleeps, so the step is the trainer's
     process = incident.location.process or ""
-    if process.startswith(tuple(_TRAINERS)):
+    if process.startswith(tuple(_roles()["trainers"])):
         _solve(facts, "trainer_frames", True)
         # Its own allocator waits for memory that the rollout engine still has.
         if incident.framework == "sglang" and _is(facts, "pool_allocator"):
@@ -531,7 +528,8 @@ def _add_framework(facts: dict[str, Fact], incident: Incident) -> None:
         return
     lines = "\n".join(line.text for line in incident.evidence)
     shown = f"{incident.location.process or ''}\n{lines}"
-    for role, program in (*_TRAINERS.items(), *_ROLLOUTS.items()):
+    roles = _roles()
+    for role, program in (*roles["trainers"].items(), *roles["rollouts"].items()):
         if program and role in shown:
             _solve(facts, "rl_framework", program)
             return
@@ -635,7 +633,7 @@ def _name_holder(facts: dict[str, Fact], process: _Process) -> None:
     if _ENGINE_NAME.search(process.name):
         kind = "engine"
     actor = process.name.removeprefix("ray::")
-    for role, program in _TRAINERS.items():
+    for role, program in _roles()["trainers"].items():
         if actor.startswith(role):
             kind = "trainer"
             _solve(facts, "trainer_frames", True)

@@ -149,7 +149,11 @@ def anonymize(value: Any, field: str = "") -> Any:
             for name, inner in value.items()
             if _FIELD.fullmatch(str(name))
         )
-        return {name: inner for name, inner in kept if inner is not None}
+        found: dict[str, Any] = {}
+        for name, inner in kept:
+            if inner is not None:
+                found[name] = inner
+        return found
     if isinstance(value, list):
         return [inner for inner in (anonymize(one, field) for one in value) if inner is not None]
     if isinstance(value, str):

@@ -118,6 +118,7 @@ def sweep_start(asked: StartRequest, text: str) -> tuple[str, list[tuple[str, St
         SettingError: the text is not a sweep, or a value is invalid.
     """
     name, values = _read(text, _OF_A_START)
+    # The model is read once: only the settings of a sweep differ.
     rows: list[tuple[str, StartBudget | str]] = []
     for word, value in values:
         try:
@@ -202,6 +203,7 @@ def solve_start(asked: StartRequest, name: str) -> SolvedSetting:
             return False
         if name != "max_num_seqs" or not budget.fits:
             return budget.fits
+        # The margin already has one request of the full length.
         least = budget.margin_bytes - budget.uncertainty_bytes
         request = max(stage.request_bytes for stage in budget.stages)
         return request > 0 and 1 + least // request >= value
@@ -210,6 +212,7 @@ def solve_start(asked: StartRequest, name: str) -> SolvedSetting:
         values = [2**doubling for doubling in range(_MOST_DOUBLINGS + 1)]
         found: int | float | None = next(filter(fits, values), None)
     elif name == "gpu_memory_utilization":
+        # Whether a share fits is not monotone: a large one exceeds the free memory.
         shares = (step / _SHARE_STEPS for step in range(_SHARE_STEPS, 0, -1))
         found = next(filter(fits, shares), None)
     elif name == "max_num_seqs":
@@ -333,7 +336,10 @@ def plan(
     if engine != "vllm":
         raise SettingError(f"engine is {engine!r}", hint="one of vllm, transformers")
     by_engine = asked.pop("ask_engine", False)
-    about_host = {name: asked.pop(name) for name in _ABOUT_HOST if name in asked}
+    about_host = {}
+    for name in _ABOUT_HOST:
+        if name in asked:
+            about_host[name] = asked.pop(name)
     start = read_start_request(path, **asked)
     host = host_of_start(start.model, start.settings, **about_host)
     if by_engine:

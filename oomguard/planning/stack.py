@@ -114,6 +114,7 @@ def plan_stack(gpus: Sequence[StackGpu], services: Mapping[str, StartOn]) -> Sta
         if found:
             missing.pop(name, None)
             needs.append(found)
+    # The search pops the last one: the largest service has the fewest places, so it goes first.
     needs.sort(key=lambda found: max(n.needed_bytes * n.ranks for n in found.values()))
     limits = tuple(round((1 - others_margin_ratio()) * gpu.total_bytes) for gpu in gpus)
     while (placed := _search(needs[::-1], gpus, limits)) is None:
@@ -173,6 +174,7 @@ def _search(
     def place(number: int, left: tuple[int, ...]) -> list[PlacedService] | None:
         if number == len(needs):
             return []
+        # GPUs of one kind with the same rest are interchangeable, so one order of them is enough.
         alike = tuple(sorted(zip(left, map(str, kinds), strict=True)))
         if (number, alike) in tried or len(tried) > _MOST_TRIES:
             return None
@@ -180,6 +182,7 @@ def _search(
         for kind, need in needs[number].items():
             own = [at for at in range(len(gpus)) if kinds[at] == kind]
             own = [at for at in own if left[at] >= need.needed_bytes]
+            # The tightest GPU that fits leaves the others whole for larger services.
             own.sort(key=lambda at: left[at])
             for chosen in itertools.combinations(own, need.ranks):
                 after = (size - need.needed_bytes * (at in chosen) for at, size in enumerate(left))

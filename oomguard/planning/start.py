@@ -119,9 +119,11 @@ def _read_total(memory: str | int) -> int:
 
 def kind_of_gpu(gpu: TargetGpu) -> str:
     """Return a GPU's kind of memory: by its name and, on this machine, by the host."""
+    if not gpu.of_this_machine:
+        return kind_of(gpu.name, on_wsl2=False)
     from oomguard.probe.host import wsl_version
 
-    return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
+    return kind_of(gpu.name, on_wsl2=wsl_version() == 2)
 
 
 def free_of(gpu: TargetGpu, kind: str, replicas: int) -> tuple[int | None, str]:
@@ -219,6 +221,8 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
             "the KV cache and the weights as vLLM itself counts them",
             "plan with vLLM installed: --ask-engine; or start it and read 'GPU KV cache size'",
         )
+    if budget.little_known:
+        return Unsure(budget.little_known, "the parts that vLLM measures at its start", _LOG_HINT)
     if budget.free_short_bytes:
         return Unsure(
             budget.reasons[0],
@@ -434,7 +438,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """Estimate a start and find the nearest settings that fit."""
     budget = budget_start(asked.model, asked.settings)
     unsure = why_unsure(asked.model, budget)
-    if budget.unread and budget.fit != "no":
+    if (budget.unread or budget.little_known) and budget.fit != "no":
         return StartPlan(budget, None, unsure=unsure)  # no setting makes such a plan sure
     found = fit(asked.model, asked.settings)
     if found.budget is None:
@@ -580,9 +584,10 @@ class CommandStart:
 
     def changed(self, plan: StartPlan) -> str:
         """Return the user's own command with a plan's ranks and changes, ready to paste."""
-        new: dict[str, FactValue] = {
-            patch.setting: patch.new for patch in plan.changes if patch.new is not None
-        }
+        new: dict[str, FactValue] = {}
+        for patch in plan.changes:
+            if patch.new is not None:
+                new[patch.setting] = patch.new
         ranks = plan.budget.settings.tensor_parallel_size
         if ranks != self.asked.settings.tensor_parallel_size:
             new["tensor_parallel_size"] = ranks
@@ -639,9 +644,10 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
     if launcher.NAME != _MODELLED:
         return f"oomguard has no estimate for {launcher.NAME}"
     given = launcher.settings_in_force(launch)
-    unread = [
-        name for name, setting in given.items() if setting.value is None and name in START_SETTINGS
-    ]
+    unread = []
+    for name, setting in given.items():
+        if setting.value is None and name in START_SETTINGS:
+            unread.append(name)
     if "model" in given:
         model = given["model"].value
     else:
@@ -687,7 +693,11 @@ _NO_SETTINGS: Final = frozenset(
 def types_of(record: type) -> dict[str, str]:
     """Return the type of each setting of a record: "int", "float", "bool" or "str"."""
     own = {field.name: str(field.type).removesuffix(" | None") for field in fields(record)}
-    return {name: kind for name, kind in own.items() if name not in _NO_SETTINGS}
+    found: dict[str, str] = {}
+    for name, kind in own.items():
+        if name not in _NO_SETTINGS:
+            found[name] = kind
+    return found
 
 
 START_SETTINGS: Final = types_of(VllmSettings)

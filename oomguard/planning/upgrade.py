@@ -115,6 +115,7 @@ def _counted_graphs(budget: StartBudget, weights_bytes: int) -> int:
     """Return the bytes of CUDA graphs that count before the pool; 0 if they come on top of it."""
     if budget.settings.kv_cache_memory_bytes is not None:
         return 0
+    # A budget has no such part, because only some versions count it: it is what the others leave.
     others = weights_bytes + budget.peak_activation_bytes + budget.non_torch_bytes
     others += budget.kept_back_bytes + budget.kv_cache_pool_bytes
     return max(0, budget.requested_bytes - others)

@@ -168,7 +168,11 @@ def budget_of(start: StartBudget) -> Budget:
         ("KV cache", max(0, start.kv_cache_pool_bytes), "solved"),
         (not_free, start.not_free_bytes, "prior"),
     )
-    parts = [BudgetPart(name, size, source) for name, size, source in rows if size > 0]
+    parts = []
+    for name, size, source in rows:
+        if size > 0:
+            parts.append(BudgetPart(name, size, source))
+    # The reserve is free on the device, so the bar does not show it as a part.
     free = start.settings.gpu_total_bytes - sum(part.bytes for part in parts)
     if free > 0:
         parts.append(BudgetPart("free", free, "solved"))
@@ -234,9 +238,9 @@ def _stage_record(stage: Stage) -> dict[str, int]:
 
 def plan_record(plan: StartPlan) -> dict[str, Any]:
     """Return a planned start as the contract's object: budget, fitting command and changes."""
-    changes = [
-        {"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes
-    ]
+    changes = []
+    for patch in plan.changes:
+        changes.append({"setting": patch.setting, "from": patch.old, "to": patch.new})
     record = {**start_record(plan.budget), "command": _shown(plan.command), "changes": changes}
     if plan.unsure is None:
         record["unsure"] = None
@@ -330,8 +334,9 @@ def _kv_cache(start: StartBudget) -> Table:
     else:
         pool = format_gib(start.kv_cache_pool_bytes)
     table.add_row("KV cache", pool)
+    # The other rows depend on a layout that was not read.
     if start.unread:
-        return table  # the rest depends on a layout that was not read
+        return table
     table.add_row("a token", f"{start.kv_bytes_per_token:,} bytes")
     table.add_row(
         "tokens",

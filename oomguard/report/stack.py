@@ -25,19 +25,20 @@ def command_of(service: PlacedService) -> str:
 
 def stack_record(stack: StackPlan) -> dict[str, Any]:
     """Return a stack as one JSON object; sizes are in bytes, services in the order of starts."""
-    services = [
-        {
-            "name": service.name,
-            "gpus": list(service.gpus),
-            "gpu_memory_utilization": service.request.settings.gpu_memory_utilization,
-            "needed_bytes": service.needed_bytes,
-            "kv_cache_pool_bytes": service.budget.kv_cache_pool_bytes,
-            "max_concurrency": service.budget.max_concurrency,
-            "fit": service.budget.fit,
-            "command": command_of(service),
-        }
-        for service in stack.services
-    ]
+    services = []
+    for service in stack.services:
+        services.append(
+            {
+                "name": service.name,
+                "gpus": list(service.gpus),
+                "gpu_memory_utilization": service.request.settings.gpu_memory_utilization,
+                "needed_bytes": service.needed_bytes,
+                "kv_cache_pool_bytes": service.budget.kv_cache_pool_bytes,
+                "max_concurrency": service.budget.max_concurrency,
+                "fit": service.budget.fit,
+                "command": command_of(service),
+            }
+        )
     return {
         "schema": SCHEMA,
         "fit": stack.fit,

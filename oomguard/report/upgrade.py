@@ -23,9 +23,9 @@ _SHOWN: Final = {
 
 def upgrade_record(upgrade: Upgrade) -> dict[str, Any]:
     """Return the comparison as one JSON object; sizes are in bytes."""
-    rows = [
-        {"name": row.name, "kind": row.kind, "from": row.old, "to": row.new} for row in upgrade.rows
-    ]
+    rows = []
+    for row in upgrade.rows:
+        rows.append({"name": row.name, "kind": row.kind, "from": row.old, "to": row.new})
     return {
         "schema": SCHEMA,
         "headline": headline(upgrade),

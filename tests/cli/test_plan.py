@@ -168,6 +168,15 @@ def test_a_platform_without_measured_starts_is_unsure(model):
     assert record(model, *asked, "RTX 4090")["fit"] == "yes"
 
 
+def test_a_little_known_start_is_unsure_and_shows_the_evidence(model):
+    asked = (model, "--gpu-name", "A100", "--engine-version", "0.7.3", "--max-model-len", "4096")
+    assert record(*asked)["fit"] == "yes"
+    answer = record(*asked, "--tensor-parallel-size", "2")
+    assert answer["fit"] == "unsure"
+    assert "three of seven measured starts" in answer["unsure"]["because"]
+    assert "--calibrate" in answer["unsure"]["how"]
+
+
 def test_what_is_no_model_to_serve_is_one_line(tmp_path):
     for changes, message in [
         ({"model_type": None, "architectures": None}, "names no model"),

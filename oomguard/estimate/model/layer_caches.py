@@ -205,7 +205,10 @@ def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _by_names(types: list[Any]) -> tuple[str, ...]:
-    unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
+    unknown = []
+    for name in types:
+        if not isinstance(name, str) or name not in _TYPES:
+            unknown.append(name)
     if unknown:
         raise ConfigError(f"layers_block_type has the unknown type {printable(unknown[0])}")
     return tuple(_TYPES[name] for name in types)
@@ -280,12 +283,19 @@ def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
     Source: vllm/model_executor/models/nemotron_nas.py, 0.32.
     """
     blocks = shape.config["block_configs"]
-    parts = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
+    parts = []
+    for block in blocks:
+        if isinstance(block, Mapping):
+            parts.append(block.get("attention"))
     if len(parts) != shape.layers or not all(isinstance(part, Mapping) for part in parts):
         raise ConfigError(
             f"block_configs does not describe the attention of each of {shape.layers} layers"
         )
-    return tuple(part for part in parts if isinstance(part, Mapping))
+    found = []
+    for part in parts:
+        if isinstance(part, Mapping):
+            found.append(part)
+    return tuple(found)
 
 
 def _by_blocks(shape: ModelShape) -> tuple[str, ...]:
@@ -316,7 +326,10 @@ def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
         listed = None
     if not isinstance(listed, list):
         raise ConfigError("linear_attn_config has no list kda_layers")
-    delta = {number for number in listed if isinstance(number, int)}
+    delta = set()
+    for number in listed:
+        if isinstance(number, int):
+            delta.add(number)
     return tuple("kda" if i + 1 in delta else "full" for i in range(shape.layers))
 
 
@@ -707,7 +720,10 @@ def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
     """
     part = shape.config["linear_attn_config"]
     found = [part.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
-    counts = [n for n in found if is_count(n) and n > 0]
+    counts = []
+    for n in found:
+        if is_count(n) and n > 0:
+            counts.append(n)
     if len(counts) != len(found):
         raise ConfigError(
             "linear_attn_config has invalid num_heads, head_dim or "

@@ -37,7 +37,6 @@ from oomguard.estimate.model.shape import (
     read_shape,
     text_part,
 )
-from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 
 if TYPE_CHECKING:
     from oomguard.estimate.model.vision_encoder import Encoder
@@ -149,7 +148,10 @@ def check_headers(parameters: Sequence[Parameter], shape: ModelShape, path: str)
     for parameter in parameters:
         if parameter.floating and len(parameter.shape) == 2 and _TABLE.fullmatch(parameter.name):
             _check_table(parameter, shape, path)
-    layers = {int(match.group(1)) for p in parameters if (match := _LAYER.match(p.name))}
+    layers = set()
+    for p in parameters:
+        if match := _LAYER.match(p.name):
+            layers.add(int(match.group(1)))
     more = shape.number("num_nextn_predict_layers") or 0
     if layers and not shape.layers <= len(layers) <= shape.layers + more:
         raise ConfigError(
@@ -199,7 +201,10 @@ def mtp_layers(parameters: Sequence[Parameter], shape: ModelShape) -> tuple[Para
     """
     count = next((number for name in _COUNTS if (number := shape.number(name))), 0)
     last = re.compile(rf"(?:^|\.)layers\.{shape.layers - 1}\.")
-    own = [p for p in parameters if last.search(p.name) and not _OF_AN_ENCODER.search(p.name)]
+    own = []
+    for p in parameters:
+        if last.search(p.name) and not _OF_AN_ENCODER.search(p.name):
+            own.append(p)
     if not own or not 0 < count <= _MOST_LAYERS:
         return ()
     if not quantizes_mtp(shape):
@@ -283,7 +288,10 @@ def read_audio_encoder(config: Mapping[str, Any], output_width: int) -> Encoder 
         return None
     names = both["encoder"]
     found = [config.get(names[name]) for name in ("width", "mlp_width", "tokens_per_item")]
-    counts = [number for number in found if is_count(number) and number > 0]
+    counts = []
+    for number in found:
+        if is_count(number) and number > 0:
+            counts.append(number)
     if len(counts) != len(found):
         return None
     width, mlp, tokens = counts
@@ -396,6 +404,7 @@ def _encoder(model: ModelFiles, shape: ModelShape) -> Encoder | None:
         return None
     if (audio := read_audio_encoder(model.config, shape.hidden)) is not None:
         return audio
+    from oomguard.estimate.model.vision_encoder import read_vision_encoder
 
     found = read_vision_encoder(model.config, model.processor, shape.hidden)
     return found or read_vision_encoder(fill_defaults(model.config), model.processor, shape.hidden)
@@ -489,11 +498,10 @@ def _lacks_number(config: Mapping[str, Any]) -> bool:
 def _filled(model: ModelFiles, assumed: list[str]) -> ModelShape:
     shape = read_shape(fill_defaults(model.config), model.config_path)
     given = text_part(model.config)
-    added = [
-        f"{name} {shape.number(name)}"
-        for name in _OFTEN_LEFT_OUT
-        if count_of(given, name) is None and shape.number(name)
-    ]
+    added = []
+    for name in _OFTEN_LEFT_OUT:
+        if count_of(given, name) is None and shape.number(name):
+            added.append(f"{name} {shape.number(name)}")
     if added:
         assumed.append(
             f"{', '.join(added)}: missing in the file, so the family's default "

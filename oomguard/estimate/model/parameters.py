@@ -13,13 +13,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
-from oomguard.core.files import read_tables
+from oomguard.core.files import cache_file, read_regular, read_tables, state_of, write_cache
 from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.layer_caches import GEMMA4, layer_kinds
 from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count
@@ -81,12 +81,60 @@ def build_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     """
     if not is_buildable(shape.outer) or not is_transformers_here():
         return None
+
+    def rows() -> list[Any]:
+        return [[parameter.name, parameter.shape] for parameter in _build(shape)]
+
+    # The same file is built in another way for another dtype, model type or part.
+    about = [shape.outer, shape.config, shape.model_type, shape.dtype_bytes]
+    found = _ask_transformers("parameters", about, rows)
+    if found is None:
+        return None
+    return tuple(_parameter(name, tuple(size), shape) for name, size in found)
+
+
+# Importing torch and transformers takes seconds, building a large mixture takes more. The answer
+# depends only on the configuration, the installed versions and this file, so it stays on disk.
+
+_MOST_CACHE_BYTES: Final = 1 << 26
+
+
+def _ask_transformers(kind: str, about: object, answer: Callable[[], Any]) -> Any:
+    """Return transformers' answer, from the cache if it answered the same question before.
+
+    Returns None if transformers rejects the configuration.
+
+    Args:
+        kind: the kind of answer, for the name of the cache file.
+        about: everything in the configuration that the answer depends on.
+        answer: asks transformers; its result must be plain data.
+    """
+    code = [Path(__file__), *_library_files()]
+    question = json.dumps(about, sort_keys=True, default=str).encode()
+    path = cache_file(f"{kind}-{{}}.json", [question, *map(state_of, code)])
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return json.loads(read_regular(path, _MOST_CACHE_BYTES))
+    from oomguard.core.log import get_logger  # a plan that finds its answer needs no log
+
+    get_logger().warning(
+        f"transformers builds this model once for its {kind}, which takes seconds; later plans "
+        "read them from the cache",
+        cache=str(path),
+    )
     with _quiet():
         try:
-            return tuple(_build(shape))
-        except Exception:  # noqa: BLE001
+            found = answer()
+        except Exception as error:  # noqa: BLE001
             # Remote code, a new family, or fields of another version: the shape gives the counts.
-            return None
+            if isinstance(error, (OSError, MemoryError, ImportError)):
+                return None  # another time it may succeed, so this is not kept
+            found = None
+    with contextlib.suppress(TypeError, ValueError):  # an answer that JSON cannot hold
+        text = json.dumps(found)
+        write_cache(path, text.encode())
+        # The first answer must equal the later ones, and JSON changes tuples and numeric keys.
+        return json.loads(text)
+    return found
 
 
 _DEFAULTS_FILE: Final = Path(__file__).with_name("family_defaults.json")
@@ -114,11 +162,9 @@ def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return _with_defaults(known, config)
     if not is_buildable(config) or not is_transformers_here():
         return config
-    with _quiet():
-        try:
-            filled = auto_config(config).to_dict()
-        except Exception:  # noqa: BLE001 - what it does not know is read as it stands
-            return config
+    filled = _ask_transformers("defaults", config, lambda: auto_config(config).to_dict())
+    if not isinstance(filled, Mapping):
+        return config
     return _merged(filled, config)
 
 
@@ -153,7 +199,16 @@ def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 def is_transformers_here() -> bool:
     """Return whether transformers and torch can be imported."""
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    return len(_library_files()) == len(_LIBRARIES)
+
+
+_LIBRARIES: Final = ("torch", "transformers")
+
+
+def _library_files() -> list[Path]:
+    """Return the first file of each library that is installed; an upgrade replaces it."""
+    specs = map(importlib.util.find_spec, _LIBRARIES)
+    return [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
 
 
 _NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})
@@ -185,20 +240,21 @@ def auto_config(config: Mapping[str, Any]) -> Any:
         raise ConfigError("its number of layers, experts or modules is larger than any model's")
     from transformers import AutoConfig
 
-    fields = {
-        name: _without_code(value)
-        for name, value in config.items()
-        if name not in _NO_FIELDS | _CODE_FIELDS
-    }
+    fields = {}
+    for name, value in config.items():
+        if name not in _NO_FIELDS | _CODE_FIELDS:
+            fields[name] = _without_code(value)
     return AutoConfig.for_model(config["model_type"], **fields)
 
 
 def _without_code(value: Any) -> Any:
     """Return a value without the fields that name code, at any depth."""
     if isinstance(value, Mapping):
-        return {
-            name: _without_code(inner) for name, inner in value.items() if name not in _CODE_FIELDS
-        }
+        found: dict[str, Any] = {}
+        for name, inner in value.items():
+            if name not in _CODE_FIELDS:
+                found[name] = _without_code(inner)
+        return found
     if isinstance(value, list):
         return [_without_code(inner) for inner in value]
     return value
@@ -442,7 +498,11 @@ def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]
         "M": width and merge and width * merge**2,
         "S": width and share and round(width / share**2),
     }
-    return {symbol: number for symbol, number in found.items() if number}
+    rows: dict[str, int] = {}
+    for symbol, number in found.items():
+        if number:
+            rows[symbol] = number
+    return rows
 
 
 def _merged_width(outer: Mapping[str, Any], width: int | None) -> int | None:
@@ -571,10 +631,10 @@ def layer_parts(shape: ModelShape) -> tuple[str, ...]:
     types = shape.config.get("layer_types")
     if not isinstance(types, list):
         return layer_kinds(shape)
-    return tuple(
-        str(kind) if index < shape.layers - shared else f"{kind} shared"
-        for index, kind in enumerate(types)
-    )
+    found = []
+    for index, kind in enumerate(types):
+        found.append(str(kind) if index < shape.layers - shared else f"{kind} shared")
+    return tuple(found)
 
 
 def _widths(shape: ModelShape, part: str) -> dict[str, int]:
@@ -599,7 +659,10 @@ def _widths(shape: ModelShape, part: str) -> dict[str, int]:
 
 def _dimension(text: str, symbols: Mapping[str, int], shape: ModelShape) -> int:
     """Compute a dimension whose symbols may also be keys of the configuration."""
-    parts = [part.strip() for product in text.split("+") for part in product.split("*")]
+    parts = []
+    for product in text.split("+"):
+        for part in product.split("*"):
+            parts.append(part.strip())
     named = [part for part in parts if part not in symbols and not part.isdecimal()]
     return dimension(text, {**symbols, **{part: shape.number(part) or 0 for part in named}})
 
@@ -616,7 +679,11 @@ def _blocks() -> Mapping[str, Mapping[str, str]]:
 
 @functools.cache
 def _layouts() -> Mapping[str, Mapping[str, Any]]:
-    return {kind: layout for layout in _tables()["layouts"] for kind in layout["types"]}
+    found: dict[str, dict[str, Any]] = {}
+    for layout in _tables()["layouts"]:
+        for kind in layout["types"]:
+            found[kind] = layout
+    return found
 
 
 def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:

@@ -38,7 +38,11 @@ def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the groups of a configuration whose weights have several formats."""
     groups = config.get("config_groups")
     if isinstance(groups, Mapping):
-        return [g for g in groups.values() if isinstance(g, Mapping)]
+        found: list[Mapping[str, Any]] = []
+        for g in groups.values():
+            if isinstance(g, Mapping):
+                found.append(g)
+        return found
     return []
 
 
@@ -224,7 +228,11 @@ class ModuleNames:
 
     @cached_property
     def _compiled(self) -> tuple[Callable[[str], Any], ...]:
-        return tuple(found for found in map(_matcher, self._patterns) if found is not None)
+        rows = []
+        for found in map(_matcher, self._patterns):
+            if found is not None:
+                rows.append(found)
+        return tuple(rows)
 
 
 def _is_pattern(entry: str) -> bool:
@@ -357,7 +365,10 @@ def unread_quantization(shape: ModelShape) -> tuple[str, ...]:
     layers = own.get("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         return (f"quant_algo {printable(algorithm)} without quantized_layers",)
-    named = {str(fields.get("quant_algo")).upper() for fields in layers.values() if fields}
+    named = set()
+    for fields in layers.values():
+        if fields:
+            named.add(str(fields.get("quant_algo")).upper())
     return tuple(f"quant_algo {printable(name)}" for name in sorted(named - set(ALGORITHM_BITS)))
 
 
@@ -552,7 +563,10 @@ def _targets(group: Mapping[str, Any], *, modules: bool) -> list[str]:
     """Return a group's target modules, or the modules of its target classes such as ``Linear``."""
     named = group.get("targets")
     if isinstance(named, list):
-        found = [target for target in named if isinstance(target, str)]
+        found = []
+        for target in named:
+            if isinstance(target, str):
+                found.append(target)
     else:
         found = []
     return [target for target in found if _is_module(target) == modules]

@@ -372,7 +372,10 @@ def rope_factor(config: Mapping[str, Any]) -> float:
 
 def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
     """Return the longest request that the model supports, or None if the file does not say."""
-    known = [value for name in FAMILIES["names"]["lengths"] if (value := count_of(text, name))]
+    known = []
+    for name in FAMILIES["names"]["lengths"]:
+        if value := count_of(text, name):
+            known.append(value)
     if not known:
         return None
     longest = count_of(text, "model_max_length") or min(known)

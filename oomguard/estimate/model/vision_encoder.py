@@ -94,7 +94,10 @@ def read_tiled_encoder(
     """
     if config.get("model_type") != "mllama":
         return None
-    counts = [n for name in _NUMBERS if is_count(n := vision.get(name)) and n > 0]
+    counts = []
+    for name in _NUMBERS:
+        if is_count(n := vision.get(name)) and n > 0:
+            counts.append(n)
     kept = vision.get("intermediate_layers_indices")
     if len(counts) != len(_NUMBERS) or not isinstance(kept, list):
         return None
@@ -205,7 +208,11 @@ def _read(
     else:
         scaled = None
     mlp = _count(vision, "intermediate_size") or scaled
-    shuffled = [name for part in (config, vision) for name in _NOT_READ if part.get(name)]
+    shuffled = []
+    for part in (config, vision):
+        for name in _NOT_READ:
+            if part.get(name):
+                shuffled.append(name)
     if (
         not width
         or not patch
@@ -324,7 +331,10 @@ def _tiles(config: Mapping[str, Any]) -> int:
         side = None
     if not isinstance(pinpoints, list) or not side:
         return 0
-    grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(map(is_count, p))]
+    grids = []
+    for p in pinpoints:
+        if isinstance(p, list) and len(p) == 2 and all(map(is_count, p)):
+            grids.append(p)
     return max((max(1, high // side) * max(1, wide // side) for high, wide in grids), default=0)
 
 

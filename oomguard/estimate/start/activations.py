@@ -152,7 +152,10 @@ def compressed(shape: ModelShape) -> int:
     """
     ratios = shape.config.get("compress_ratios")
     if isinstance(ratios, list):
-        found = [ratio for ratio in ratios if is_count(ratio) and ratio > 1]
+        found = []
+        for ratio in ratios:
+            if is_count(ratio) and ratio > 1:
+                found.append(ratio)
     else:
         found = []
     return min(found, default=1)

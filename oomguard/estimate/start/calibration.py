@@ -223,11 +223,10 @@ def apply_calibration(
     asked = _of(model, settings)
     measured = _of(model, own)
     if not _same(asked, measured):
-        other = [
-            key
-            for key, value in asked.items()
-            if key != "gpu_total_bytes" and value != measured[key]
-        ]
+        other = []
+        for key, value in asked.items():
+            if key != "gpu_total_bytes" and value != measured[key]:
+                other.append(key)
         raise SettingError(
             f"stored {name}, but it does not apply to this plan: "
             f"{', '.join(other) or 'the size of the GPU'} differs",
@@ -329,7 +328,10 @@ class Calibrations:
             InputError: the file cannot be written.
         """
         own = _of(model, settings)
-        entries = [entry for entry in self.entries() if not _same(entry["of"], own)]
+        entries = []
+        for entry in self.entries():
+            if not _same(entry["of"], own):
+                entries.append(entry)
         self.write([*entries, {"of": own, "correction": asdict(correction), **(learned or {})}])
 
     def write(self, entries: list[dict[str, Any]]) -> None:
@@ -461,7 +463,10 @@ def learned(
 def forget(kept: Calibrations, sessions: Collection[str] | None, model: str | None) -> None:
     """Drop the calibrations that ``learned`` returns; raises InputError if writing fails."""
     entries = kept.entries()
-    left = [entry for entry in entries if not _is_of(entry, sessions, model)]
+    left = []
+    for entry in entries:
+        if not _is_of(entry, sessions, model):
+            left.append(entry)
     if len(left) < len(entries):
         kept.write(left)
 

@@ -158,27 +158,29 @@ class _Search:
 def allocations() -> tuple[Allocation, ...]:
     """Return the rows of the data file."""
     rows = next(iter(read_tables("allocations", [_FILE]).values()))["allocation"]
-    return tuple(
-        Allocation(
-            row["name"],
-            row["what"],
-            tuple((one,) if isinstance(one, str) else tuple(one) for one in row["factors"]),
-            tuple(row.get("up_to", ())),
-            row.get("follows", {}),
-            tuple(row["element"]),
-            row.get("together"),
-            row.get("times", 1),
-            frozenset(row["phases"]),
-            row.get("on") == "host",
-            frozenset(row.get("told_by", ())),
-            row.get("levers", {}),
-            row.get("needs"),
-            row.get("of_request", False),
-            row.get("only_there", False),
-            row["source"],
+    found = []
+    for row in rows:
+        found.append(
+            Allocation(
+                row["name"],
+                row["what"],
+                tuple((one,) if isinstance(one, str) else tuple(one) for one in row["factors"]),
+                tuple(row.get("up_to", ())),
+                row.get("follows", {}),
+                tuple(row["element"]),
+                row.get("together"),
+                row.get("times", 1),
+                frozenset(row["phases"]),
+                row.get("on") == "host",
+                frozenset(row.get("told_by", ())),
+                row.get("levers", {}),
+                row.get("needs"),
+                row.get("of_request", False),
+                row.get("only_there", False),
+                row["source"],
+            )
         )
-        for row in rows
-    )
+    return tuple(found)
 
 
 def name_allocation(
@@ -468,7 +470,10 @@ def with_allocation(
         }
         for name, size in read.items():
             less = incident.number(name)  # the engine's own processes may have less
-            known = [int(one) for one in (size, less) if one is not None]
+            known = []
+            for one in (size, less):
+                if one is not None:
+                    known.append(int(one))
             facts.update({name: Fact(name, min(known), "measured")} if known else {})
     if found is not None and found.by_bytes:
         named = found.named
@@ -600,7 +605,10 @@ def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
 
 def _nearest(parameters: Iterable[Parameter], elements: float) -> int:
     """Return the elements of the parameter, or pair of equal ones, nearest to a size; else 0."""
-    sizes = {times * parameter.elements for parameter in parameters for times in (1, 2)}
+    sizes = set()
+    for parameter in parameters:
+        for times in (1, 2):
+            sizes.add(times * parameter.elements)
     return min(sizes, key=lambda size: abs(size - elements), default=0)
 
 

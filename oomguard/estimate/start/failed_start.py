@@ -455,10 +455,9 @@ class ExactKv:
         ``any_length``: the engine chooses the length itself, so a block size counts if it allows
         nearly the largest length.
         """
-        lengths = {
-            tokens: cache.longest(int(pool_bytes) // cache.block_bytes)
-            for tokens, cache in self._smaller_blocks()
-        }
+        lengths = {}
+        for tokens, cache in self._smaller_blocks():
+            lengths[tokens] = cache.longest(int(pool_bytes) // cache.block_bytes)
         if any_length:
             wanted = _NEARLY * max(lengths.values(), default=0)
         else:

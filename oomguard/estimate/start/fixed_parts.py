@@ -324,7 +324,10 @@ def captured_graphs(settings: VllmSettings, *, decode_only: bool = False) -> int
     rule = constant("captured_sizes", by_engine(settings))
     tokens = _request_tokens(settings)
     sizes = captured_sizes_of(settings)
-    decode_sizes = [size for size in sizes if size >= tokens and size <= _most_decoded(settings)]
+    decode_sizes = []
+    for size in sizes:
+        if size >= tokens and size <= _most_decoded(settings):
+            decode_sizes.append(size)
     if decode_only:
         graphs = len(decode_sizes)
     elif rule["decode_too"]:
@@ -365,7 +368,10 @@ def captured_sizes_of(settings: VllmSettings) -> set[int]:
     rule = constant("captured_sizes", by_engine(settings))
     sizes = _sizes(settings, rule, settings.max_num_seqs or 1)
     step = settings.max_num_batched_tokens
-    found = {size for size in sizes if size <= (step or size)}
+    found = set()
+    for size in sizes:
+        if size <= (step or size):
+            found.add(size)
     if since("drafts_round_graphs_since", version):
         tokens = _request_tokens(settings)
     else:
@@ -420,7 +426,11 @@ def captured_sizes(most_tokens: int, coarse_step_tokens: int) -> set[int]:
     """Return the captured batch sizes: 1, 2, 4, multiples of 8 below 256, then coarser steps."""
     fine = range(_FINE_STEP, _FINE_UNTIL, _FINE_STEP)
     coarse = range(_FINE_UNTIL, most_tokens + 1, coarse_step_tokens)
-    return {size for size in (1, 2, 4, *fine, *coarse) if size <= most_tokens}
+    found: set[int] = set()
+    for size in (1, 2, 4, *fine, *coarse):
+        if size <= most_tokens:
+            found.add(size)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,13 +518,15 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 
 def _between_nodes(settings: VllmSettings) -> tuple[int, int]:
-    """Return the bytes of NCCL between machines and their uncertainty, or zeros for one machine."""
+    """Return the bytes of NCCL between machines and their uncertainty; zeros for one machine."""
     known = tables()["several_nodes"]
     node = known["ranks_of_a_node"]
     if settings.tensor_parallel_size * settings.pipeline_parallel_size <= node:
         return 0, 0
     if settings.tensor_parallel_size <= node:
         return 0, known["uncertainty_bytes"]
+    if not has_nvlink(settings):  # one machine may have sixteen such cards
+        return 0, known["tensor_bytes"]
     return known["tensor_bytes"], known["uncertainty_bytes"]
 
 

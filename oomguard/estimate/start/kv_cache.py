@@ -214,7 +214,10 @@ def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSett
 
     vLLM pads states to that page.
     """
-    attention = [layer for layer in layers if layer.kind != "state"]
+    attention = []
+    for layer in layers:
+        if layer.kind != "state":
+            attention.append(layer)
     states = [layer.state_bytes for layer in layers if layer.kind == "state"]
     if not attention or not states:
         return settings, None
@@ -402,10 +405,10 @@ def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...
         return ()
     first = model.shape.layers
     if model.draft is not None:
-        return tuple(
-            replace(cache, index=first + cache.index)
-            for cache in _caches(model.draft.shape, settings)
-        )
+        found = []
+        for cache in _caches(model.draft.shape, settings):
+            found.append(replace(cache, index=first + cache.index))
+        return tuple(found)
     if not model.speculation.uses_mtp_layers:
         return ()
     if is_compressed(model.shape):

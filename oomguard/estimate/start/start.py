@@ -160,6 +160,7 @@ class StartBudget(Record):
         kept_back_bytes: the pool's safety reserve, because starts of other versions and GPUs
             exceeded their parts.
         unread: keys of the configuration that may shape the cache or the weights but were not read.
+        little_known: what oomguard does not understand of such starts, with its evidence, or None.
         uncertain_part: the part with the largest uncertainty.
         free_short_bytes: how much more the engine asks for than is free at its start; 0 or more.
         free_uncertain_bytes: by how much more memory may be free than assumed.
@@ -194,6 +195,7 @@ class StartBudget(Record):
     reasons: tuple[str, ...]
     kept_back_bytes: int = 0
     unread: tuple[str, ...] = ()
+    little_known: str | None = None
     uncertain_part: str = ""
     free_short_bytes: int = 0
     free_uncertain_bytes: int = 0
@@ -212,7 +214,7 @@ class StartBudget(Record):
                 self.spare_bytes,
                 self.uncertainty_bytes,
                 above_bytes=above,
-                unread=bool(self.unread),
+                unread=bool(self.unread or self.little_known),
             )
         }
         for short, uncertain in (

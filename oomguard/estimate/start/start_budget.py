@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB, MIB, format_gib
-from oomguard.estimate.constants import constant, measured_groups, pool_range, safety_reserve, since
+from oomguard.estimate.constants import (
+    constant,
+    measured_groups,
+    pool_range,
+    rows_of,
+    since,
+    tables,
+)
 from oomguard.estimate.model.model import Model
+from oomguard.estimate.model.quantization import is_nvfp4, quantization_config
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import (
     ActivationPeak,
@@ -24,7 +32,9 @@ from oomguard.estimate.start.activations import (
     prompt_logprobs_bytes,
 )
 from oomguard.estimate.start.fixed_parts import (
+    LAST_OF_FIRST,
     FixedParts,
+    by_engine,
     counts_graphs,
     cuda_graphs,
     fixed_parts,
@@ -41,6 +51,8 @@ from oomguard.estimate.start.start import (
     Stage,
     StartBudget,
     VllmSettings,
+    architecture_of,
+    has_nvlink,
     is_rocm,
     is_unmeasured_platform,
     known_gpu,
@@ -54,16 +66,15 @@ if TYPE_CHECKING:
 
 # The spread of a planned pool comes from its parts' own and from a share of the device.
 #
-# Published starts miss by less than the parts' own spreads where those are large, and by more where
-# they are small, so the geometric mean with the share counts. benchmarks/fit_constants.py measures
-# the constants and writes them to fitted.toml: it predicts each group of a version and a device
-# from the others.
+# Each kind of start has factors of that spread, because some kinds are known far better than
+# others. benchmarks/fit_constants.py measures the factors and writes them to fitted.toml: it
+# predicts each group of a version and a device from the others.
 
 
 def spread_bytes(settings: VllmSettings, parts_bytes: float) -> float:
     """Return the spread of a pool from that of its fitted parts in bytes."""
-    share = pool_range()["device_ratio"] * settings.gpu_total_bytes
-    return share + math.sqrt(share * parts_bytes)
+    share = float(tables()["defaults"]["spread_of_device_ratio"]) * settings.gpu_total_bytes
+    return math.hypot(share, parts_bytes)
 
 
 # A plan reserves some of the pool, because other starts used more than the known parts.
@@ -73,22 +84,45 @@ def spread_bytes(settings: VllmSettings, parts_bytes: float) -> float:
 # measured starts need no reserve.
 
 
-def reserve_bytes(settings: VllmSettings, spread: float) -> int:
+def reserve_bytes(settings: VllmSettings, spread: float, kind: str = "one_gpu") -> int:
     """Return the bytes that a plan reserves from a start's pool.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
         spread: the spread of the pool in bytes.
+        kind: the kind of start, by ``range_kind``.
     """
     is_known = settings.correction is not None or settings.kv_cache_memory_bytes is not None
     if settings.device == "cpu" or is_known or _is_measured(settings):
         return 0
-    return round(safety_reserve()["spread_ratio"] * spread)
+    return round(pool_range(kind)["reserve_ratio"] * spread)
 
 
-def reserve_note(kept_bytes: int) -> str:
+def range_kind(settings: VllmSettings, *, profiles_encoder: bool) -> str:
+    """Return the kind of a start, which decides how well its pool is known.
+
+    Args:
+        settings: vLLM's settings with all defaults filled in.
+        profiles_encoder: whether the start profiles an encoder.
+    """
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if settings.unified_memory or is_rocm(settings):
+        return "other_memory"
+    if profiles_encoder:
+        return "encoder"
+    if ranks > 1:
+        if by_engine(settings) <= LAST_OF_FIRST:
+            return "first_engine_ranks"
+        return "ranks"
+    if since("memory_by_driver_since", settings.version):
+        return "since_0_27"
+    return "one_gpu"
+
+
+def reserve_note(kept_bytes: int, kind: str) -> str:
     """Return the sentence about the reserve."""
-    share = f"{safety_reserve()['quantile']:.0%} of starts of other versions and GPUs"
+    quantile = pool_range(kind)["reserve_quantile"]
+    share = f"{quantile:.0%} of such starts of other versions and GPUs"
     return f"reserve: {format_gib(kept_bytes)}, the most that {share} used beyond these parts"
 
 
@@ -192,7 +226,8 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
     uncertain = _uncertain_parts(parts, peaks)
     spread = spread_bytes(settings, uncertain["activations"])
-    parts = replace(parts, reserve_bytes=reserve_bytes(settings, spread))
+    kind = range_kind(settings, profiles_encoder=parts.encoder is not None)
+    parts = replace(parts, reserve_bytes=reserve_bytes(settings, spread, kind))
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
     if settings.correction is None:
         cold = max(peak.compile_bytes for peak in peaks)
@@ -227,14 +262,17 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     if older := old_driver_note(settings, fixed.cudagraph_bytes):
         assumed.append(older)
     if parts.reserve_bytes:
-        assumed.append(reserve_note(parts.reserve_bytes))
+        assumed.append(reserve_note(parts.reserve_bytes, kind))
     if settings.correction is not None:
         assumed.append(f"parts as measured by {settings.correction.source}")
     below = above = math.hypot(*uncertain.values())
     if settings.correction is None and settings.device != "cpu":
-        unknown = [size for name, size in uncertain.items() if name != "activations"]
-        below = math.hypot(pool_range()["factor_below"] * spread, *unknown)
-        above = math.hypot(pool_range()["factor_above"] * spread, *unknown)
+        unknown = []
+        for name, size in uncertain.items():
+            if name != "activations":
+                unknown.append(size)
+        below = math.hypot(pool_range(kind)["factor_below"] * spread, *unknown)
+        above = math.hypot(pool_range(kind)["factor_above"] * spread, *unknown)
     more = pinned + saved
     if settings.compile_cache_entry is not False:
         more += cold
@@ -276,6 +314,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         reasons=tuple(_reasons(parts, stages)),
         kept_back_bytes=parts.reserve_bytes,
         unread=(*model.unread, *("gpu_name" for _ in _of_platform(settings))),
+        little_known=_little_known(model.shape, settings),
         uncertain_part=max(uncertain, key=lambda part: uncertain[part]),
         free_short_bytes=_free_short_bytes(parts),
         free_uncertain_bytes=free_uncertain_bytes(settings),
@@ -482,6 +521,36 @@ def _uncertain_parts(parts: _Parts, peaks: list[ActivationPeak]) -> dict[str, fl
     return found
 
 
+def _little_known(shape: ModelShape, settings: VllmSettings) -> str | None:
+    """Return what is not understood of such a start, or None if a start of the model was measured.
+
+    constants.toml has the conditions, each with its evidence.
+    """
+    if settings.correction is not None or settings.device == "cpu":
+        return None
+    method = settings.quantization or (quantization_config(shape) or {}).get("quant_method")
+    own = {
+        "architecture": architecture_of(settings),
+        "nvlink": has_nvlink(settings),
+        "unified": settings.unified_memory,
+        "nvfp4": is_nvfp4(shape),
+        "weights": method,
+        "first_engine": by_engine(settings) <= LAST_OF_FIRST,
+    }
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    for row in rows_of("little_known", settings.version):
+        others = []
+        for name, value in own.items():
+            if row.get(name, value) != value:
+                others.append(name)
+        is_type = shape.model_type in row.get("model_types", [shape.model_type])
+        is_wide = ranks >= row.get("fewest_ranks", 1)
+        is_long = (settings.max_num_batched_tokens or 0) >= row.get("fewest_step_tokens", 0)
+        if not others and is_type and is_wide and is_long:
+            return f"{row['what']}: {row['evidence']}"
+    return None
+
+
 def _of_platform(settings: VllmSettings) -> Iterator[str]:
     """Yield the sentence about a device of a platform without measured starts."""
     if is_unmeasured_platform(settings):
@@ -492,7 +561,12 @@ def _of_platform(settings: VllmSettings) -> Iterator[str]:
 
 
 def _free_short_bytes(parts: _Parts) -> int:
-    """Return how much more memory the engine asks for than is free at its start; 0 or more."""
+    """Return how much more memory the engine asks for than is free at its start; 0 or more.
+
+    The first engine does not ask: init_device in vllm/worker/worker.py of 0.8.5 has no such check.
+    """
+    if parts.settings.device != "cpu" and by_engine(parts.settings) <= LAST_OF_FIRST:
+        return 0
     free = parts.settings.gpu_total_bytes - parts.fixed.not_free_bytes
     return max(0, parts.requested_bytes - free)
 
@@ -503,7 +577,7 @@ def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
     requested = parts.requested_bytes
     total = settings.gpu_total_bytes
     free = total - parts.fixed.not_free_bytes
-    if requested > free:
+    if _free_short_bytes(parts):
         if settings.device_free_bytes is None:
             has = "an empty GPU has"
         else:

@@ -26,7 +26,6 @@ from oomguard.estimate.model.shape import (
     rope_kind,
     rope_scaling,
 )
-from oomguard.estimate.start.encoder_profile import items_per_prompt
 from oomguard.estimate.start.start import VllmSettings, mxfp4_padding, nvfp4_padding
 
 # After loading, the engine converts latent attention's weights: it multiplies two matrices, or
@@ -133,7 +132,10 @@ def rotary_bytes(shape: ModelShape) -> int:
     """Return the bytes of all position tables of a model."""
     if shape.model_type in FAMILIES["types"]["without_rotary"] or shape.max_positions is None:
         return 0
-    by_kind = [rope for rope in rope_scaling(shape.config).values() if isinstance(rope, Mapping)]
+    by_kind = []
+    for rope in rope_scaling(shape.config).values():
+        if isinstance(rope, Mapping):
+            by_kind.append(rope)
     if by_kind:
         kinds = rope_scaling(shape.config).items()
         return (
@@ -600,10 +602,9 @@ def start_weights(
         _without_towers(model, settings), settings.version, settings.quantization
     )
     own = sharded(loaded, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
-    made = [
-        absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part))
-        for part in stage_layers(model.shape.layers, stages)
-    ]
+    made = []
+    for part in stage_layers(model.shape.layers, stages):
+        made.append(absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part)))
     kept = tuple(
         max(0, size - settings.cpu_offload_bytes) + more
         for size, more in zip(own, made, strict=True)
@@ -637,6 +638,7 @@ def _without_towers(model: Model, settings: VllmSettings) -> Model:
     """Return the loaded part of a model, without an encoder that no prompt may use."""
     if model.encoder is None or not since("towers_left_out_since", settings.version):
         return model
+    from oomguard.estimate.start.encoder_profile import items_per_prompt
 
     if items_per_prompt(settings.limit_mm_per_prompt, model.encoder) > 0:
         return model

@@ -47,12 +47,11 @@ GEMMA3 = {
 
 
 def test_a_published_start_of_qwen2_5_vl_3b_is_met():
-    """4.06 GiB with two images of 16384 tokens: 32768 tokens in one step of vLLM 0.7 to 0.9, two images of the largest size."""
-    found = profile_encoder(
-        read_vision_encoder(QWEN25, {}, 2048), replace(SETTINGS, max_num_batched_tokens=32768), 2
-    )
+    """4.06 GiB with two images of 16384 tokens in a step of 32768 of vLLM 0.8.0; counted for that version it is 7 % more."""
+    asked = replace(SETTINGS, version=Version("0.8.0"), max_num_batched_tokens=32768)
+    found = profile_encoder(read_vision_encoder(QWEN25, {}, 2048), asked, 2)
     assert (found.items, found.tokens_per_item) == (2, 16384)
-    assert found.peak_bytes / GIB == pytest.approx(4.06, rel=0.05)
+    assert 4.06 <= found.peak_bytes / GIB <= 1.07 * 4.06
 
 
 def test_video_counts_as_the_whole_images_that_fit_a_request(subtests):

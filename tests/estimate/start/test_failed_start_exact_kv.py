@@ -11,8 +11,8 @@ import pytest
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.diagnosis import assess, default_rules
-from oomguard.estimate.start import kv_cache
 from oomguard.estimate.start.failed_start import with_exact_need
+from oomguard.probe import host
 from oomguard.remedy.policy import Policy, make_policy
 
 PLAIN = {
@@ -437,7 +437,7 @@ MAMBA2 = {
 
 def test_recurrent_model_shows_its_states_not_its_length(subtests, too_small, monkeypatch):
     def check(states, cause, changes):
-        monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: False)
+        monkeypatch.setattr(host, "multiplies_in_bfloat16", lambda: False)
         state = 8 * 2 * (16 * 64 * 128 + 3 * (16 * 64 + 2 * 128))
         user = {
             "kv_cache_memory_bytes": int(states * state),

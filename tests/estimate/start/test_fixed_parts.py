@@ -16,7 +16,9 @@ from oomguard.estimate.start.fixed_parts import (
     captured_graphs,
     captured_sizes_of,
     cuda_graphs,
+    graph_buffers_bytes,
     graph_counts,
+    largest_decode_step,
     old_driver_note,
 )
 from oomguard.estimate.start.start import VllmSettings
@@ -248,3 +250,57 @@ def test_quantized_experts_need_most_at_the_first_small_batch():
     dense, plain, most = (cuda_graphs(small, shape).bytes for shape in (SHAPE, experts, quantized))
     assert plain - dense > 50 << 20
     assert plain < most
+
+
+def test_flashinfer_attention_adds_its_workspace_to_the_graphs(subtests):
+    workspace = 394 << 20
+    for name, changes, added in [
+        (
+            "an eight-bit cache on Ada",
+            {"gpu_name": "NVIDIA L40S", "kv_cache_dtype": "fp8"},
+            workspace,
+        ),
+        (
+            "Hopper's FlashAttention reads it",
+            {"gpu_name": "NVIDIA H100", "kv_cache_dtype": "fp8"},
+            0,
+        ),
+        ("a full cache", {"gpu_name": "NVIDIA L40S"}, 0),
+        ("Turing has no FlashAttention", {"gpu_name": "Tesla T4"}, workspace),
+        ("the first choice on B200", {"gpu_name": "NVIDIA B200"}, workspace),
+        (
+            "before 0.11 no decode step was captured",
+            {"gpu_name": "NVIDIA L40S", "kv_cache_dtype": "fp8", "version": Version("0.10.2")},
+            0,
+        ),
+    ]:
+        with subtests.test(name=name):
+            start = replace(SETTINGS, **changes)
+            assert graph_buffers_bytes(start, SHAPE, largest_decode_step(start)) == added
+
+
+def test_flashinfer_has_no_kernel_for_wide_heads():
+    wide = read_shape({**SHAPE.config, "head_dim": 512})
+    start = replace(SETTINGS, gpu_name="NVIDIA L40S", kv_cache_dtype="fp8")
+    assert graph_buffers_bytes(start, wide, 256) == 0
+
+
+def test_encoder_decoder_models_capture_decode_steps_only():
+    whisper = read_shape(
+        {
+            "model_type": "whisper",
+            "architectures": ["WhisperForConditionalGeneration"],
+            "d_model": 1280,
+            "encoder_layers": 32,
+            "decoder_layers": 32,
+            "encoder_attention_heads": 20,
+            "decoder_attention_heads": 20,
+            "encoder_ffn_dim": 5120,
+            "decoder_ffn_dim": 5120,
+            "max_source_positions": 1500,
+            "max_target_positions": 448,
+            "vocab_size": 51866,
+        }
+    )
+    start = replace(SETTINGS, version=Version("0.15.1"))
+    assert cuda_graphs(start, whisper).count == 35 < cuda_graphs(start, SHAPE).count
