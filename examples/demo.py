@@ -28,7 +28,7 @@ def main() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import oomguard
-    from oomguard.report.attempts import attempts_table
+    from oomguard.report.history import attempts_table
     from oomguard.testing import limit_memory
 
     console.rule("2. A real Llama on a simulated device of 256 MiB: oomguard.guard")

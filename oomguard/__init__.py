@@ -27,9 +27,8 @@ TYPE_CHECKING = False  # type checkers know the name; importing it would import 
 if TYPE_CHECKING:
     from typing import Any
 
-    from oomguard.cluster.placement.place import PlacedDevices, place
-    from oomguard.comparison.comparison import Comparison
-    from oomguard.comparison.diff import diff
+    from oomguard.cluster.placement.devices import PlacedDevices, place
+    from oomguard.comparison import Comparison, diff
     from oomguard.core.errors import (
         ConfigError,
         DeadlineError,
@@ -45,18 +44,16 @@ if TYPE_CHECKING:
         WakeUpError,
     )
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
-    from oomguard.core.timeline import MemoryUse, SeenCall, Timeline
-    from oomguard.diagnosis.diagnose import diagnose
-    from oomguard.engines.ray.engine_arguments import ray_patched
-    from oomguard.engines.ray.runtime_env import ray_runtime_env
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
+    from oomguard.diagnosis import diagnose
+    from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
-    from oomguard.instrumentation.watch import Watch, watch
+    from oomguard.instrumentation import Watch, watch
     from oomguard.mapping.items import FailedItem
-    from oomguard.mapping.map import amap, imap, map  # noqa: A004 - what it is called everywhere
-    from oomguard.mapping.work import Results
+    from oomguard.mapping.map import Results, amap, imap, map  # noqa: A004 - what it is called everywhere
     from oomguard.planning.plan import plan
     from oomguard.planning.start import StartPlan
     from oomguard.remedy.policy import Policy
@@ -113,11 +110,9 @@ __all__ = [
 _HOMES = {
     "planning.plan": ("plan",),
     "planning.start": ("StartPlan",),
-    "comparison.comparison": ("Comparison",),
-    "comparison.diff": ("diff",),
-    "diagnosis.diagnose": ("diagnose",),
-    "engines.ray.engine_arguments": ("ray_patched",),
-    "engines.ray.runtime_env": ("ray_runtime_env",),
+    "comparison": ("Comparison", "diff"),
+    "diagnosis": ("diagnose",),
+    "engines.ray.engine_arguments": ("ray_patched", "ray_runtime_env"),
     "core.errors": (
         "ConfigError",
         "DeadlineError",
@@ -135,16 +130,15 @@ _HOMES = {
     "guarding.guard": ("Guard", "guard"),
     "guarding.attempts": ("attempts",),
     "core.incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
-    "instrumentation.watch": ("Watch", "watch"),
+    "instrumentation": ("Watch", "watch"),
     "mapping.items": ("FailedItem",),
-    "mapping.map": ("amap", "imap", "map"),
-    "mapping.work": ("Results",),
-    "estimate.call.trace": ("CallBudget",),
+    "mapping.map": ("Results", "amap", "imap", "map"),
+    "estimate.call.call_budget": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
-    "cluster.placement.place": ("PlacedDevices", "place"),
+    "cluster.placement.devices": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
-    "core.timeline": ("MemoryUse", "SeenCall", "Timeline"),
+    "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),
     "core.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from oomguard.report.explain import messages_page
+from oomguard.report.explanation import messages_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "my-error-message.md"
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from oomguard.cli.command import GroupedCommand
-from oomguard.cli.options import option
+from oomguard.cli.options import GroupedCommand, option
 from oomguard.core.errors import UsageError
 
 

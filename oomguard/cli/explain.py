@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand
-from oomguard.cli.options import color_option, console, read_rules, rules_option
+from oomguard.cli.options import GroupedCommand, color_option, console, read_rules, rules_option
 from oomguard.core.errors import UsageError
 from oomguard.core.text import strip_escapes
 
@@ -62,8 +61,8 @@ def _page(text: str, rules: RuleSet) -> str:
     Raises:
         UsageError: if oomguard knows nothing like it.
     """
-    from oomguard.core.kinds import KINDS
-    from oomguard.report.explain import cause_text, kind_text, message_text
+    from oomguard.core.incident import KINDS
+    from oomguard.report.explanation import cause_text, kind_text, message_text
 
     name = text.lower().replace("-", "_").replace(" ", "_")
     by_code = {rule.code.lower(): rule for rule in rules.rules}
@@ -85,10 +84,9 @@ def _page(text: str, rules: RuleSet) -> str:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosis.diagnose import assess
-    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.policy import Policy
-    from oomguard.report.explain import rule_text
+    from oomguard.report.explanation import rule_text
 
     for test in rule.tests:
         if "expect" in test:
@@ -104,7 +102,7 @@ def _recognized(text: str, rules: RuleSet) -> str:
     Raises:
         UsageError: if no signature matches.
     """
-    from oomguard.report.explain import kind_text
+    from oomguard.report.explanation import kind_text
 
     incident = _incident(text, rules)
     if incident is None or incident.certainty_ratio is not None or incident.kind == "other":
@@ -120,7 +118,7 @@ def _incident(text: str, rules: RuleSet) -> Incident | None:
     """Return the failure that a signature finds in a text; None if there is none."""
     import io
 
-    from oomguard.diagnosis.diagnose import diagnose_lines
+    from oomguard.diagnosis import diagnose_lines
     from oomguard.scan.source import read_lines
 
     lines = read_lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
@@ -131,7 +129,7 @@ def _near(text: str, rules: RuleSet) -> str:
     """Return the nearest codes, kinds and causes, or where all are listed."""
     import difflib
 
-    from oomguard.core.kinds import KINDS
+    from oomguard.core.incident import KINDS
 
     names = [rule.code for rule in rules.rules]
     names += [*KINDS, *dict.fromkeys(rule.cause for rule in rules.rules)]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.command import GroupedCommand, Option
 from oomguard.cli.options import (
     RECORDS,
     Age,
     Count,
+    GroupedCommand,
     Moment,
+    Option,
     color_option,
     console_of,
     format_option,
@@ -137,8 +138,7 @@ def show_fleet(
     Raises:
         InputError: if the journal cannot be read.
     """
-    from oomguard.journal.known_good import known_settings
-    from oomguard.journal.queries import open_journal
+    from oomguard.journal.queries import known_settings, open_journal
     from oomguard.report.history import known_settings_json, print_known_settings
 
     with open_journal(place) as database:

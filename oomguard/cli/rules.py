@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.command import Group, GroupedCommand
-from oomguard.cli.options import color_option, console, option, read_rules, rules_option
+from oomguard.cli.options import (
+    Group,
+    GroupedCommand,
+    color_option,
+    console,
+    option,
+    read_rules,
+    rules_option,
+)
 from oomguard.core.errors import InputError, OomguardError, RuleError, UsageError
 from oomguard.core.files import read_regular
 
@@ -77,7 +84,7 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
         if name in {s.name, Path(s.path).stem, s.kind}
     ]
     if not pages:
-        from oomguard.rules.expressions import suggestion
+        from oomguard.rules.syntax import suggestion
 
         known = [rule.code for rule in rule_set.rules] + [rule.cause for rule in rule_set.rules]
         known += [s.name for s in rule_set.signatures] + [
@@ -95,7 +102,7 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
     if out.is_terminal and out.encoding.lower().startswith("utf"):
         from rich.markdown import Markdown
 
-        from oomguard.report.rule_page import PAGE_MARK
+        from oomguard.report.explanation import PAGE_MARK
 
         out.print(Markdown(text.replace(PAGE_MARK, "")), width=min(out.width, _MAX_COLUMNS))
     else:
@@ -196,7 +203,7 @@ def _is_expected_row(row: Any) -> bool:
 
 def rule_pages(rules: RuleSet) -> dict[str, str]:
     """Return the text of every page by file name: one for each rule, and the index."""
-    from oomguard.report.rule_page import index_page
+    from oomguard.report.explanation import index_page
 
     found = {f"{rule.code}.md": _rule_page(rule, rules) for rule in rules.rules}
     return {**found, _INDEX: index_page(rules.rules, rules.signatures)}
@@ -204,7 +211,7 @@ def rule_pages(rules: RuleSet) -> dict[str, str]:
 
 def _written_pages(root: Path) -> dict[str, str]:
     """Return the text of the folder's pages that this command wrote, by file name."""
-    from oomguard.report.rule_page import PAGE_MARK
+    from oomguard.report.explanation import PAGE_MARK
 
     if not root.exists():
         return {}
@@ -218,11 +225,10 @@ def _written_pages(root: Path) -> dict[str, str]:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosis.diagnose import assess
-    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.from_log import SOLVERS
     from oomguard.remedy.policy import Policy
-    from oomguard.report.rule_page import Example, rule_page
+    from oomguard.report.explanation import Example, rule_page
 
     # Only this rule is loaded, so that its page does not change when another rule is added.
     alone = rules._replace(rules=(rule,))
@@ -239,8 +245,8 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
 
 
 def _signature_page(signature: Signature) -> str:
-    from oomguard.report.rule_page import signature_page
-    from oomguard.rules.pattern import group_fact
+    from oomguard.report.explanation import signature_page
+    from oomguard.rules.signature import group_fact
 
     groups = [group for wording in signature.wordings for group in wording.pattern.groupindex]
     facts = {group: fact for group in groups if (fact := group_fact(group))}
@@ -287,7 +293,7 @@ def check(rules: tuple[str, ...]) -> int:
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
     """Run the tests in the rule files, and exit with status 1 if one fails."""
-    from oomguard.diagnosis.rule_tests import problems
+    from oomguard.diagnosis import problems
 
     rule_set = _read(rules)
     found = problems(rule_set)

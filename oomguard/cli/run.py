@@ -7,17 +7,16 @@ import datetime
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TextIO, cast
 
 import click
 
 from oomguard.analyst.attempt_hooks import AttemptHooks
 from oomguard.analyst.side_effects import OwnFiles, of_journal
-from oomguard.cli.command import warn_of_old_name
 from oomguard.cli.options import (
     CHANGES,
     LIMITS,
@@ -26,6 +25,7 @@ from oomguard.cli.options import (
     CommandAfterDashes,
     Count,
     Duration,
+    F,
     HostReserve,
     console,
     journal_option,
@@ -35,31 +35,232 @@ from oomguard.cli.options import (
     read_policy,
     read_rules,
     report_configuration,
-)
-from oomguard.cli.run_extensions import (
-    ClusterChoices,
-    ClusterSupport,
-    NoCluster,
-    RunSetup,
-    cluster_options,
-    metrics_option,
-    run_attempts,
+    warn_of_old_name,
 )
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis
+from oomguard.core.installation import extension
 from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR
 from oomguard.supervisor.options import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
+    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
+    from oomguard.analyst.attempt_loop import AttemptLoop
     from oomguard.analyst.hung_start import HungStart
-    from oomguard.analyst.link import Link
-    from oomguard.analyst.outcome import Outcome
+    from oomguard.analyst.link import Link, ReceivedSignals
+    from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.core.incident import Patch
     from oomguard.engines.command import Launch
-    from oomguard.journal.shared import SharedJournal
+    from oomguard.journal.delivery import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.remedy.policy import Policy
+
+
+# Define what ``run`` needs from the optional packages, and what it does without them.
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """The command of a run, and what is known before it starts.
+
+    Attributes:
+        launch: the command.
+        signals: the signals that the run received.
+        grace_s: the time that the command gets to end, in seconds.
+        pinned: the settings that must not change.
+        outer_pid: the process of a run around this one, or None.
+    """
+
+    launch: Launch
+    signals: ReceivedSignals
+    grace_s: float
+    pinned: tuple[str, ...]
+    outer_pid: int | None
+
+
+class ClusterChoices(Protocol):
+    """The options of the cluster package that a run was given."""
+
+    @property
+    def has_status_by_cause(self) -> bool:
+        """Whether the exit status names the cause of a failure."""
+
+    def check(self, *, is_inside: bool) -> ClusterChoices:
+        """Return the options that apply to this run; raises UsageError."""
+
+    def max_attempts(self, given: int) -> int:
+        """Return the largest number of attempts."""
+
+    def begin(self, setup: RunSetup) -> ClusterSupport:
+        """Prepare a run with these options; raises UsageError."""
+
+
+class ClusterSupport(Protocol):
+    """The part of a run that the cluster package handles: devices, ranks, servers, schedulers."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    @property
+    def is_reporter(self) -> bool:
+        """Whether this process reports the run; of several ranks one does."""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the command also restarts after a failure that is not an out-of-memory."""
+
+    @property
+    def own_files(self) -> tuple[str | None, ...]:
+        """The files that this run writes itself."""
+
+    @property
+    def companions(self) -> tuple[AttemptHook, ...]:
+        """The listeners of each attempt."""
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator that decides after each attempt."""
+
+    def assign_devices(self) -> DeviceAssignment:
+        """Return the assignment of devices to the attempts; raises UsageError."""
+
+    def ended_by_us(self) -> TerminationReason | None:
+        """Return why oomguard ended the last attempt, or None if it ended on its own."""
+
+    def may_reuse(self) -> bool:
+        """Return whether the first attempt may begin with changes from the journal."""
+
+    def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
+        """Return the changes that the last start of the same job left for this one."""
+
+    def reporting_errors(self) -> AbstractContextManager[None]:
+        """Return a context that reports an error which ends the run before its command starts."""
+
+    def classify(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the exit status that the user chose."""
+
+    def report_end(self, outcome: Outcome) -> None:
+        """Report the end of this process's command."""
+
+    def report_to_scheduler(self, outcome: Outcome) -> None:
+        """Report the end of the whole run to the scheduler."""
+
+    def requeue(self, outcome: Outcome) -> None:
+        """Requeue the job if its next start may fit; call it last."""
+
+
+class NoCluster:
+    """A run without the cluster package: one process on the devices that the user chose."""
+
+    has_status_by_cause = False
+    is_reporter = True
+    restarts = False
+    own_files: tuple[str | None, ...] = ()
+    companions: tuple[AttemptHook, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing."""
+
+    def check(self, *, is_inside: bool) -> NoCluster:
+        """Return this object."""
+        del is_inside
+        return self
+
+    def max_attempts(self, given: int) -> int:
+        """Return the number that the user gave."""
+        return given
+
+    def begin(self, _setup: RunSetup) -> NoCluster:
+        """Return this object."""
+        return self
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """A coordinator without other ranks."""
+        from oomguard.analyst.attempt_hooks import NoCoordinator
+
+        return NoCoordinator()
+
+    def assign_devices(self) -> DeviceAssignment:
+        """Return an assignment that leaves the devices as they are."""
+        from oomguard.analyst.attempt_hooks import NoPlacement
+
+        return NoPlacement()
+
+    def ended_by_us(self) -> None:
+        """Return None."""
+        return
+
+    def may_reuse(self) -> bool:
+        """Return True."""
+        return True
+
+    def begins_with(self, _policy: Policy) -> tuple[Patch, ...]:
+        """Return no change."""
+        return ()
+
+    def reporting_errors(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def classify(self, outcome: Outcome) -> Outcome:
+        """Return the outcome unchanged."""
+        return outcome
+
+    def report_end(self, outcome: Outcome) -> None:
+        """Do nothing."""
+
+    def report_to_scheduler(self, outcome: Outcome) -> None:
+        """Do nothing."""
+
+    def requeue(self, outcome: Outcome) -> None:
+        """Do nothing."""
+
+
+def cluster_options(function: F) -> F:
+    """Add the options of the cluster package, if it is installed."""
+    module = extension("run_cluster")
+    if module is None:
+        return function
+    decorated: F = module.cluster_options(function)
+    return decorated
+
+
+def metrics_option(function: F) -> F:
+    """Add --metrics, if the telemetry package is installed."""
+    module = extension("run_metrics")
+    if module is None:
+        return function
+    decorated: F = module.metrics_option(function)
+    return decorated
+
+
+def run_attempts(
+    supervision: AttemptLoop, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
+) -> Outcome:
+    """Run the command, with metrics and spans if the telemetry package is installed.
+
+    Args:
+        supervision: the run.
+        link: the connection to the supervisor.
+        ctx: the command line, which shows whether a flag or a variable asks for metrics.
+        metrics: the target of the metrics, or None.
+        is_inner: whether another run is around this one.
+
+    Raises:
+        UsageError: ``metrics`` is invalid, or prometheus-client is not installed.
+        LaunchError: the command cannot be started.
+    """
+    module = extension("run_metrics")
+    if module is None:
+        return supervision.run(link)
+    outcome: Outcome = module.run_with_metrics(supervision, link, ctx, metrics, is_inner=is_inner)
+    return outcome
 
 
 # Fields that the user pastes into a terminal. A shell does not expand ``~`` in quotes.
@@ -179,7 +380,7 @@ def check_report(report: str | None) -> None:
 def write_report(path: Path, outcome: Outcome) -> None:
     """Write the report. A failed write is logged and does not change the exit status."""
     from oomguard.core.log import get_logger
-    from oomguard.report.attempts import report_text
+    from oomguard.report.history import report_text
 
     try:
         path.write_text(
@@ -250,7 +451,6 @@ class SnapshotRequest:
 # How long the start waits for a locked journal, or for each answer of a database. After that,
 # nothing is reused.
 _BUSY_S: Final = 1.0
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def changes_to_reuse(
@@ -493,7 +693,7 @@ def command(
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
         if not quiet:
-            from oomguard.report.terminal import print_diagnosis
+            from oomguard.report.panel import print_diagnosis
 
             shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
             print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
@@ -582,7 +782,7 @@ def _show_attempts(outcome: Outcome, color: str, *, quiet: bool) -> None:
     if len(outcome.attempts) < 2:
         return
     from oomguard.core.presentable import drawn
-    from oomguard.report.attempts import attempts_table, reduction_sentence
+    from oomguard.report.history import attempts_table, reduction_sentence
 
     screen = console(color, file=cast("TextIO", Errors()))
     if not quiet:
@@ -598,7 +798,7 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
         InputError: if the journal cannot be used.
     """
     if isinstance(place, JournalUrl):
-        from oomguard.journal.shared import SharedJournal
+        from oomguard.journal.delivery import SharedJournal
 
         return SharedJournal(place)
     from oomguard.journal.store import Journal

@@ -14,7 +14,7 @@ from typing import Any, Final
 from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.incident import Action, Attempt, Diagnosis, Incident
 from oomguard.core.presentable import drawn, engine
-from oomguard.diagnosis.diagnose import assess_all, default_rules
+from oomguard.diagnosis import assess_all, default_rules
 from oomguard.engines.registry import insight_of, launchers
 from oomguard.guarding.collate import rows_of, why_not_cut
 from oomguard.guarding.failure import (

@@ -11,9 +11,9 @@ from typing import Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Incident, SettingInForce
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.settings import setting
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.guarding.failure import (
     annotate,
     clear,
@@ -28,7 +28,7 @@ from oomguard.probe import torch_memory
 from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 
 # The settings with which a loop succeeded after a failure, by its line and its first settings.
 _ran_with: Final[

@@ -128,7 +128,7 @@ def scan_error(
 
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.scan import scan
 
     lines = exception_lines(error)
@@ -138,7 +138,7 @@ def scan_error(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception's messages say that memory ran out."""
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.exceptions import exception_lines, may_be_oom
     from oomguard.scan.scan import scan
 

@@ -29,11 +29,11 @@ from typing import (
     overload,
 )
 
-from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.errors import Partial, SettingError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_plain_logger
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding.batch_size_cache import BatchSizeCache
@@ -53,7 +53,7 @@ from oomguard.guarding.intercept import (
 from oomguard.remedy.policy import Policy, make_policy
 
 if TYPE_CHECKING:
-    from oomguard.core.partial_results import Partial
+    from oomguard.core.errors import Partial
     from oomguard.engines.protocol import SizeOfCall
     from oomguard.guarding.function_call import OriginalInputs
     from oomguard.probe.snapshot_recorder import SnapshotRecorder

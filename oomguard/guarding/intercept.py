@@ -17,10 +17,10 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, cast
 
-from oomguard.core.extensions import extension
 from oomguard.core.incident import Attempt, Diagnosis, Patch
+from oomguard.core.installation import extension
 from oomguard.core.log import get_plain_logger
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.engines.protocol import (
     Handler,
     OverridingReader,
@@ -36,8 +36,8 @@ from oomguard.probe import torch_memory
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
-    from oomguard.core.partial_results import Partial
-    from oomguard.engines.start_attempt import ReadStart
+    from oomguard.core.errors import Partial
+    from oomguard.engines.protocol import ReadStart
 
 # Observers and telemetry see watched calls, and the attempts in them, but change nothing.
 

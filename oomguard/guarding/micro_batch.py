@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
+from oomguard.core.errors import Partial
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.core.log import get_logger, get_plain_logger
-from oomguard.core.partial_results import Partial
 from oomguard.core.settings import effect_of
 from oomguard.engines.protocol import ReadCall, WatchedCall
 from oomguard.engines.registry import held_results_bytes, move_results
@@ -44,7 +44,7 @@ from oomguard.guarding.failure import (
 from oomguard.guarding.intercept import GuardEvents
 from oomguard.probe import torch_memory
 from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CACHE, CHUNK, VARIED, CallModel, Variant
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from oomguard.scan.exceptions import may_be_oom
 
 # Arguments that a call changes as it runs, and that cannot be restored.
@@ -647,7 +647,7 @@ class MicroBatchRun:
         clear(error, is_raised=error is self._first_error)
         release_after(failure, self._call, size)
         model = self._model(failure)
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
 
         diagnosis = self._ledger.diagnose(
             scanned,

@@ -9,27 +9,24 @@ from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 from oomguard.core.errors import SettingError, UsageError
-from oomguard.estimate.call.call_budget import budget_call
-from oomguard.estimate.call.trace import CallBudget, PlannedCall
+from oomguard.estimate.call.call_budget import CallBudget, PlannedCall, budget_call
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
-from oomguard.planning.host_memory import host_of_start
-from oomguard.planning.setting_values import (
+from oomguard.planning.start import (
     START_SETTINGS,
     SettingValue,
-    parse_word,
-    read_values,
-    types_of,
-)
-from oomguard.planning.start import (
     StartPlan,
     StartRequest,
     find_gpu,
+    host_of_start,
+    parse_word,
     plan_by_engine,
     plan_start,
     read_start_request,
+    read_values,
+    types_of,
 )
 
 # A planned call of transformers' ``generate``, as the user requested it.

@@ -11,11 +11,19 @@ from typing import Final
 
 from oomguard.core.facts import MIB, Fact, FactValue, format_gib
 from oomguard.core.incident import Action, Alternative, Effect, Incident, Patch
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, engines, is_foreign, surface
-from oomguard.core.settings import SETTINGS, value_in_force
+from oomguard.core.settings import (
+    SETTINGS,
+    as_env,
+    as_flag,
+    as_kwarg,
+    engines,
+    is_foreign,
+    surface,
+    value_in_force,
+)
 from oomguard.core.text import first_known
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.rules.action_table import OUTSIDE, ActionTable, Situation
+from oomguard.rules.rule_files import OUTSIDE, ActionTable, Situation
 
 # Another device is an action outside oomguard, because the user must have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from oomguard.core.facts import GIB, MIB, FactValue, format_gib
 from oomguard.core.incident import Incident
-from oomguard.core.setting_spellings import default_value, engines, table_of
+from oomguard.core.settings import default_value, engines, table_of
 from oomguard.estimate.constants import most_free_ratio, others_margin_ratio, pool_margin_bytes
 from oomguard.remedy.solution import Solution, not_shown
 

@@ -9,8 +9,7 @@ from typing import Final
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Alternative, Cause, Effect, Incident, Patch
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, is_foreign
-from oomguard.core.settings import effect_of, setting
+from oomguard.core.settings import as_env, as_flag, as_kwarg, effect_of, is_foreign, setting
 from oomguard.remedy.from_log import SOLVERS, allocator_variable, contradiction
 from oomguard.remedy.policy import (
     HARD_LIMIT,

@@ -23,19 +23,11 @@ from oomguard.core.incident import (
     Incident,
     SettingInForce,
 )
+from oomguard.core.measurements import DeviceMemory
 from oomguard.core.presentable import drawn
-from oomguard.core.snapshot_records import DeviceMemory
 from oomguard.remedy.actions import action_why, amount, ruled_out_changes
 from oomguard.report.bar import contradiction, percent, segments
-from oomguard.report.snapshot import (
-    GROUP_HEADINGS,
-    STACK_HEADINGS,
-    group_rows,
-    sentences,
-    stack_rows,
-    title,
-)
-from oomguard.report.wording import (
+from oomguard.report.phrases import (
     ShownIncident,
     capacity,
     confidence,
@@ -48,6 +40,14 @@ from oomguard.report.wording import (
     start_title,
     tradeoff,
     what_died,
+)
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
 )
 
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}

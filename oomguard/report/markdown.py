@@ -11,15 +11,7 @@ from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart
 from oomguard.core.presentable import drawn
 from oomguard.remedy.actions import action_why, ruled_out_changes
 from oomguard.report.bar import contradiction, percent, segments
-from oomguard.report.snapshot import (
-    GROUP_HEADINGS,
-    STACK_HEADINGS,
-    group_rows,
-    sentences,
-    stack_rows,
-    title,
-)
-from oomguard.report.wording import (
+from oomguard.report.phrases import (
     ShownIncident,
     capacity,
     echoes,
@@ -32,12 +24,20 @@ from oomguard.report.wording import (
     tradeoff,
     what_died,
 )
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from oomguard.core.snapshot_records import DeviceMemory
+    from oomguard.core.measurements import DeviceMemory
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, MIB, format_gib
 from oomguard.core.installation import install_hint
+from oomguard.core.measurements import ALLOCATED, MemoryUse, SeenCall, TimedAttempt, Timeline
 from oomguard.core.presentable import drawn
-from oomguard.core.timeline import ALLOCATED, MemoryUse, SeenCall, TimedAttempt, Timeline
 from oomguard.report.json import json_line
 
 if TYPE_CHECKING:

@@ -1,18 +1,24 @@
-"""Run the attempts of one ``oomguard run``: start the command, ask the analyst, repeat."""
+"""Run the attempts of one ``oomguard run``: start the command, ask the analyst, repeat.
+
+The analyst is a second process, which may fail at any time. Messages are JSON lines on a socket,
+each an object with ``say``. The supervisor waits at most ``ANSWER_LIMIT_S`` after the last message.
+It kills an analyst that breaks the protocol.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from oomguard.supervisor import analyst_process, tree
-from oomguard.supervisor.analyst_process import AnalystProcess
+from oomguard.supervisor import tree
 from oomguard.supervisor.failsafe import PROGRESS, beat
 from oomguard.supervisor.host_memory import HostWatch, group_folders, unshield
 from oomguard.supervisor.messages import Messages, write_line
@@ -20,9 +26,213 @@ from oomguard.supervisor.open_files import OpenFiles, now_ns
 from oomguard.supervisor.options import read_options
 from oomguard.supervisor.output_buffer import OutputBuffer, temporary_folders
 from oomguard.supervisor.process import Command, Exit, NotStartedError, run_once
-from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput, Tee
+from oomguard.supervisor.tree import become_subreaper
+
+ANSWER_LIMIT_S: Final = 30.0
+# After a stop signal the run must end within two seconds.
+STOPPED_ANSWER_S: Final = 1.2
+TYPED_ANSWER_S: Final = 10.0
+_READ_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 1 << 24
+_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Python gets this as text, because the package's files may change or disappear meanwhile.
+_BOOT: Final = """
+import os, sys
+try:
+    sys.path[:] = [entry for entry in sys.path if os.path.isabs(entry)]
+    import importlib.util
+    folder = sys.argv[1]
+    init = os.path.join(folder, "__init__.py")
+    spec = importlib.util.spec_from_file_location(
+        "oomguard", init, submodule_search_locations=[folder]
+    )
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["oomguard"] = package
+    spec.loader.exec_module(package)
+    from oomguard.cli.analyst import main
+    main(int(sys.argv[2]))
+except BaseException as error:
+    if os.environ.get("OOMGUARD_TRACEBACKS"):
+        raise
+    os._exit(70)
+"""
+_CODE_FOLDERS: Final = ("PYTHONPATH", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX")
+
+
+class AnalystProcess:
+    """Start the analyst, exchange messages with it, and stop it.
+
+    Args:
+        facts: the first message to it.
+        output: the descriptor of the recorded output.
+
+    Attributes:
+        failed: why the supervisor no longer uses the analyst; None while it works.
+        pid: its process; None before the start.
+    """
+
+    def __init__(self, facts: dict[str, Any], output: int) -> None:
+        self._facts = facts
+        self._output = output
+        self._socket: socket.socket | None = None
+        self.pid: int | None = None
+        self._received = b""
+        self.failed: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the analyst was started and has not failed."""
+        return self._socket is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a message arrives; -1 without one."""
+        if self._socket is None:
+            return -1
+        return self._socket.fileno()
+
+    def start(self) -> None:
+        """Start the analyst; ``failed`` says why if that is impossible."""
+        if self.runs or self.failed is not None:
+            return
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            theirs.set_inheritable(True)
+            os.set_inheritable(self._output, True)
+            flags = []
+            for flag, on in (
+                ("-E", sys.flags.ignore_environment),
+                ("-s", sys.flags.no_user_site),
+            ):
+                if on:
+                    flags.append(flag)
+            words = [sys.executable, "-P", *flags, "-c", _BOOT, _FOLDER, str(theirs.fileno())]
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self.pid = os.posix_spawn(
+                    sys.executable,
+                    words,
+                    _safe_environment(),
+                    file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+                    setsigmask=[],
+                    setsigdef=[],
+                )
+            finally:
+                os.close(null)
+                os.set_inheritable(self._output, False)
+            self._socket = ours
+            self.send(say="facts", **self._facts, output=self._output)
+        except (OSError, ValueError) as error:
+            ours.close()
+            self.fail(f"it could not be started: {error}")
+        finally:
+            theirs.close()
+
+    def send(self, **message: Any) -> None:
+        """Send a message. An analyst that does not accept it in time has failed."""
+        if self._socket is None:
+            return
+        # Loaded here, because many runs need no analyst.
+        import json
+
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        until_s = time.monotonic() + ANSWER_LIMIT_S
+        try:
+            while data:
+                beat()
+                poll = select.poll()
+                poll.register(self._socket, select.POLLOUT)
+                if poll.poll(500):
+                    data = data[self._socket.send(data) :]
+                elif time.monotonic() > until_s:
+                    self.fail(f"it accepted no message for {ANSWER_LIMIT_S:.0f} s")
+                    return
+        except OSError:
+            self.fail("it has ended")
+
+    def messages(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the analyst's new messages; wait at most ``timeout_s`` seconds for the first.
+
+        An analyst that has ended, or that sends an invalid message, has failed.
+        """
+        if self._socket is None:
+            return []
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(max(0.0, timeout_s) * 1000):
+            return []
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        import json
+
+        self._received += data
+        *lines, self._received = self._received.split(b"\n")
+        found: list[dict[str, Any]] = []
+        try:
+            found = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            self.fail("its answer is invalid")
+        if not all(isinstance(one, dict) and isinstance(one.get("say"), str) for one in found):
+            self.fail("its answer is invalid")
+            return []
+        if len(self._received) > _MOST_BYTES:
+            self.fail("its answer is too long")
+        if not data and not found:
+            self.fail("it ended without an answer")
+        return found
+
+    def fail(self, why: str) -> None:
+        """Record why the supervisor no longer uses the analyst, and stop it."""
+        self.failed = self.failed or why
+        self.end()
+
+    def end(self, wait_s: float = 0.0) -> None:
+        """Wait ``wait_s`` seconds for the analyst's end, then kill it and its children."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self.pid is None:
+            return
+        until_s = time.monotonic() + wait_s
+        while not self._has_ended():
+            beat()
+            if time.monotonic() >= until_s:
+                for pid in (self.pid, *tree.descendants(self.pid)):
+                    tree.send(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.pid, 0)
+                break
+            time.sleep(0.005)
+        self.pid = None
+
+    def _has_ended(self) -> bool:
+        try:
+            return os.waitpid(self.pid or 0, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
+
+def _safe_environment() -> dict[str, str]:
+    """Return our variables without entries that mean the working directory.
+
+    The analyst must not load code from there.
+    """
+    variables = dict(os.environ)
+    for name in _CODE_FOLDERS:
+        kept = []
+        for entry in variables.pop(name, "").split(os.pathsep):
+            if os.path.isabs(entry):
+                kept.append(entry)
+        if kept:
+            variables[name] = os.pathsep.join(kept)
+    return {**variables, "PYTHONSAFEPATH": "1"}
+
 
 # At first the command has the machine to itself, because the analyst's start takes a second of
 # processor time. A quick success needs no analyst.
@@ -89,19 +299,22 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the command, and again if the analyst says so; return the run's exit status."""
+        # If the reaper is killed, its orphans then come to this process instead of to init.
         become_subreaper()
         signals = self._signals = SignalForwarder(self._closed)
-        signals.__enter__()  # only left after a success, because leaving it stops the command
+        # Not a with block: leaving it after an error would stop the command.
+        signals.__enter__()
         self._buffer = OutputBuffer()
         self._began = {"at": time.time(), "kills": _memory_kills()}
         self._make_session()
         self._analyst = AnalystProcess(self._facts(), self._buffer.fd)
         status = self._attempts()
+        # From here on, the run ends with this status whatever fails while it cleans up.
         PROGRESS.final = status
+        # After a stop nothing may delay the end, not even a report that is being written.
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
-        if (
-            self._analyst.failed is not None
-        ):  # otherwise its remaining child delivers a shared journal, and has to outlive it
+        # The child of a healthy analyst delivers a shared journal, and has to outlive it.
+        if self._analyst.failed is not None:
             self._end_helpers()
         if self._session is not None:
             tree.remove_tree(self._session)
@@ -127,8 +340,11 @@ class Supervisor:
         is_failed = self._is_cut or self._host_record is not None
         if is_failed and status == 0:
             status = FAILED_STATUS
-        if self._signals.stopped_between_runs and self._signals.stopped_by is not None:
-            status = 128 + self._signals.stopped_by
+        signals = self._signals
+        is_between = signals.stopped_between_runs and signals.stopped_by is not None
+        # A command that succeeded keeps its status, although a stop came while its tree was ended.
+        if is_between and status != 0:
+            status = 128 + int(signals.stopped_by or 0)
         return status
 
     def _first(self) -> NextStep:
@@ -150,6 +366,7 @@ class Supervisor:
 
     def _attempt(self, command: Command) -> Exit:
         self._number += 1
+        # Each attempt is explained from its own output alone.
         self._buffer.forget()
         self._since_ns = now_ns()
         self._files = OpenFiles(self._signals.reaper.pid)
@@ -177,7 +394,8 @@ class Supervisor:
 
     def _started(self) -> None:
         self._started_s = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # the system allows no more threads
+        # The run works without this thread if the system allows no more.
+        with contextlib.suppress(RuntimeError):
             self._files.start()
             if self._host is not None:
                 self._host.start()
@@ -233,11 +451,11 @@ class Supervisor:
 
     def _unwatch(self) -> None:
         if self._watched is not None and self._tee is not None:
-            with contextlib.suppress(
-                KeyError, ValueError, OSError, RuntimeError
-            ):  # the copying has ended
+            # Once the copying has ended, nothing is watched any more.
+            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):
                 self._tee.unwatch(self._watched)
-            self._watched = -1  # never watched again
+            # never watched again
+            self._watched = -1
 
     def _is_analyst_due(self) -> bool:
         analyst = self._analyst
@@ -269,6 +487,7 @@ class Supervisor:
         """Return the next step after an attempt."""
         analyst = self._analyst
         signals = self._signals
+        # Most runs succeed quickly and never pay for the second process.
         if not analyst.runs and (not self._has_to_explain(ended) or signals.is_urgent):
             return self._unexplained(ended)
         if not analyst.runs:
@@ -295,7 +514,7 @@ class Supervisor:
         return answer
 
     def _has_to_explain(self, ended: Exit) -> bool:
-        """Return whether an attempt that ended before the analyst's start needs one."""
+        """Return whether the analyst has to explain an attempt that ended before it was started."""
         if self._analyst.failed is not None:
             return False
         if self._host_record is not None:
@@ -305,7 +524,7 @@ class Supervisor:
         )
 
     def _unexplained(self, ended: Exit) -> NextStep:
-        """End with the command's status; log a failure without explanation and its output file."""
+        """End with the command's status; for a failure, name the file of its output."""
         if ended.status and self._analyst.failed is not None and self._signals.stopped_by is None:
             place = self._keep_output()
             if place is None:
@@ -338,7 +557,7 @@ class Supervisor:
         """Wait for the analyst's decision; None if there is none."""
         analyst = self._analyst
         began_s = time.monotonic()
-        until_s = time.monotonic() + analyst_process.LIMIT_S
+        until_s = time.monotonic() + ANSWER_LIMIT_S
         has_sent_stop = False
         presses = self._signals.presses
         while analyst.runs:
@@ -351,13 +570,14 @@ class Supervisor:
                 # key again.
                 is_short = self._signals.is_urgent or self._signals.presses > presses
                 if is_short:
-                    limit_s = analyst_process.STOPPED_S
+                    limit_s = STOPPED_ANSWER_S
                 else:
-                    limit_s = analyst_process.TYPED_S
+                    limit_s = TYPED_ANSWER_S
                 until_s = min(until_s, max(began_s, self._signals.last_stop_s) + limit_s)
             for message in analyst.messages(min(0.1, until_s - time.monotonic())):
+                # Each message is a sign of life, so a long analysis may take longer than the limit.
                 if not has_sent_stop:
-                    until_s = time.monotonic() + analyst_process.LIMIT_S
+                    until_s = time.monotonic() + ANSWER_LIMIT_S
                 found = self._read_safely(message)
                 if found is not None:
                     return found
@@ -383,7 +603,10 @@ class Supervisor:
                 self._set_options(message.get("options") or {})
                 argv = message["argv"]
                 env = message["env"]
-                values = [value for value in env.values() if value is not None]
+                values = []
+                for value in env.values():
+                    if value is not None:
+                        values.append(value)
                 if not argv or not all(isinstance(word, str) for word in (*argv, *env, *values)):
                     raise TypeError("a command must be a list of words")
                 return NextStep(Command(tuple(argv), env))
@@ -415,6 +638,7 @@ class Supervisor:
             if status in _NOTHING_RAN:
                 return status
             return 125
+        # The command's own status counts, so the analyst may choose only among these.
         is_by_cause = status in _BY_CAUSE and self._options.status_by_cause
         if is_by_cause or status == FAILED_STATUS:
             return status
@@ -486,9 +710,8 @@ class Supervisor:
         signals = self._signals
         if signals.was_typed and status == 128 + signal.SIGINT and not signals.reaper.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(
-                os.getpid(), signal.SIGINT
-            )  # a shell's loop ends if its command died from Ctrl-C
+            # A shell's loop stops only if its command died from SIGINT.
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def _notify(address: str, text: str) -> None:

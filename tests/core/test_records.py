@@ -8,7 +8,7 @@ import sys
 from dataclasses import is_dataclass
 
 import oomguard
-from oomguard.comparison import comparison as compared
+from oomguard import comparison as compared
 from oomguard.core import facts, incident
 from oomguard.core.facts import Fact
 from oomguard.core.incident import (

@@ -6,8 +6,7 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB, MIB
-from oomguard.diagnosis.diagnose import assess, default_rules
-from oomguard.diagnosis.rule_tests import incident_from, model_from
+from oomguard.diagnosis import assess, default_rules, incident_from, model_from
 from oomguard.remedy.policy import Policy
 from support.each import each
 

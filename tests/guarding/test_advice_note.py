@@ -5,7 +5,7 @@ from __future__ import annotations
 from oomguard.core.incident import Attempt, Cause, Effect, Incident, Patch
 from oomguard.guarding.advice import note
 from oomguard.remedy.actions import with_actions
-from oomguard.rules.action_table import ActionTable
+from oomguard.rules.rule_files import ActionTable
 
 
 def test_note_says_what_happened_why_and_what_next():

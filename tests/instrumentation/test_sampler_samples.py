@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.core.timeline import Counter
-from oomguard.instrumentation.sampler import MOST_SAMPLES, Samples
+from oomguard.core.measurements import Counter
+from oomguard.instrumentation import MOST_SAMPLES, Samples
 
 HOST = Counter("host", "resident")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oomguard.core.facts import GIB, MIB, Fact
 from oomguard.core.incident import Incident
 from oomguard.core.settings import SETTINGS
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.estimate.constants import reserved_ratio
 from oomguard.remedy.failed_call import VARIED, CallModel
 from oomguard.remedy.policy import Policy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 
 def _variable(text: str) -> str | None:

@@ -4,7 +4,7 @@ import pytest
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Incident, SettingInForce
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.remedy.from_log import contradiction
 
 DESIRED = "Decrease GPU memory utilization or reduce GPU memory used by other processes."

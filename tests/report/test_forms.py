@@ -30,11 +30,11 @@ from oomguard.core.incident import (
 )
 from oomguard.core.redact import unmasked
 from oomguard.guarding.advice import note
-from oomguard.report.attempts import report_text
+from oomguard.report.history import report_text
 from oomguard.report.html import notebook_html, to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.terminal import print_diagnosis
+from oomguard.report.panel import print_diagnosis
 
 
 def terminal(diagnosis: Diagnosis, width: int = 400) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import oomguard
 from oomguard.core.incident import Incident
-from oomguard.report.terminal import print_diagnosis
+from oomguard.report.panel import print_diagnosis
 
 
 def failed(text: str) -> Incident:

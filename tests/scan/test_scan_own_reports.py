@@ -13,12 +13,12 @@ from rich.console import Console
 
 from oomguard.cli.run import _console_line, _json_line
 from oomguard.core.incident import Attempt, Diagnosis
-from oomguard.diagnosis.diagnose import diagnose_lines, diagnose_stream
+from oomguard.diagnosis import diagnose_lines, diagnose_stream
 from oomguard.guarding.advice import note
-from oomguard.report.attempts import attempts_table, report_text
+from oomguard.report.history import attempts_table, report_text
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.terminal import print_diagnosis
+from oomguard.report.panel import print_diagnosis
 from oomguard.scan.source import Line
 
 LOGS = Path(__file__).parents[2] / "examples" / "logs"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oomguard.cli.command import GroupedCommand
-from oomguard.cli.options import color_option, console_of, format_option
+from oomguard.cli.options import GroupedCommand, color_option, console_of, format_option
+from oomguard.cluster.options import lease_folder_option
 from oomguard.cluster.placement.devices import (
     DeviceMask,
     DeviceSlot,
@@ -20,13 +20,11 @@ from oomguard.cluster.placement.devices import (
     device_slots,
 )
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
-from oomguard.cluster.placement.options import lease_folder_option
 from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import format_gib
 from oomguard.core.presentable import drawn, process_label
-from oomguard.probe.nvml import Gpu, Survey, survey
-from oomguard.probe.processes import sees_host_pids
+from oomguard.probe.nvml import Gpu, Survey, sees_host_pids, survey
 from oomguard.report.json import SCHEMA, plain_value
 
 if TYPE_CHECKING:
@@ -121,11 +119,12 @@ def inspect_devices(folder: LeaseFolder, environ: Mapping[str, str]) -> DeviceOv
         limit = DeviceMask(places)
         wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)
-    seen = tuple(
-        DeviceStatus(place, leases.get(place.key), place in limit.places) for place in places
-    )
+    statuses = []
+    for place in places:
+        statuses.append(DeviceStatus(place, leases.get(place.key), place in limit.places))
+    seen = tuple(statuses)
     hidden = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
-    return DeviceOverview(found, seen, folder, known, tuple(text for text in hidden if text))
+    return DeviceOverview(found, seen, folder, known, tuple(filter(None, hidden)))
 
 
 def _hidden(
@@ -149,7 +148,8 @@ def _hidden(
                 f"{one.place.shown}: processes that are not visible here hold "
                 f"{format_gib(one.unseen_bytes)}"
             )
-    if not pids_are_known and any(one.place.used_bytes_by_pid for one in seen):
+    processes = [one.place.used_bytes_by_pid for one in seen]
+    if not pids_are_known and any(processes):
         yield ("process IDs are the host's: inside this container they mean other processes")
 
 

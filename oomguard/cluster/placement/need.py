@@ -68,9 +68,10 @@ class DeviceRequest:
             return tuple(places)
         found: list[DeviceSlot] = []
         for entry in self.named:
-            named = match_devices(entry, places) or [
-                _gone(one, places) for one in (meant or {}).get(entry, ())
-            ]
+            gone = []
+            for one in (meant or {}).get(entry, ()):
+                gone.append(_gone(one, places))
+            named = match_devices(entry, places) or gone
             if not named:
                 there = ", ".join(place.shown for place in places) or "none"
                 if hidden:
@@ -81,9 +82,13 @@ class DeviceRequest:
                     f"--gpus names {entry}, but the devices here are: {there}{why}",
                     hint="oomguard gpus",
                 )
-            if again := [place for place in named if place in found]:
+            repeated = []
+            for place in named:
+                if place in found:
+                    repeated.append(place)
+            if repeated:
                 raise UsageError(
-                    f"--gpus {self.shown} names a device twice: {entry} is {again[0].shown}",
+                    f"--gpus {self.shown} names a device twice: {entry} is {repeated[0].shown}",
                     hint=_HOW,
                 )
             found += named
@@ -95,9 +100,11 @@ def _gone(place: DeviceSlot, now: Sequence[DeviceSlot]) -> DeviceSlot:
 
     A GPU that dropped off the bus keeps its number but reports no UUID.
     """
-    why = next(
-        (one.cannot for one in now if one.index == place.index and one.cannot is not None), None
-    )
+    why = None
+    for one in now:
+        if one.index == place.index and one.cannot is not None:
+            why = one.cannot
+            break
     return replace(place, free_bytes=None, cannot=why or "it has gone")
 
 
@@ -176,11 +183,11 @@ class DeviceAvailability:
     @property
     def open(self) -> list[DeviceSlot]:
         """The devices that the command can take now."""
-        return [
-            place
-            for place in self.usable
-            if place.key not in self.leased and place.key not in self.kept
-        ]
+        open_slots = []
+        for place in self.usable:
+            if place.key not in self.leased and place.key not in self.kept:
+                open_slots.append(place)
+        return open_slots
 
 
 _OF_ANY: VisibleDevices = VisibleDevices(uuid=False, instance="always", why="")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Final, Literal
 
+from oomguard.analyst.attempt_settings import DEVICE
+from oomguard.analyst.link import LiveOutput
 from oomguard.cluster.placement import refusal
 from oomguard.cluster.placement.devices import (
     BY_BUS,
@@ -28,10 +34,18 @@ from oomguard.cluster.placement.need import (
     DeviceNeed,
     DeviceRequest,
     Fitness,
+    need_of,
 )
 from oomguard.cluster.placement.refusal import Invocation
-from oomguard.core.errors import PlacementError
+from oomguard.core.errors import PlacementError, UsageError
+from oomguard.core.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
+from oomguard.core.settings import as_env
+from oomguard.diagnosis import replanned
+from oomguard.engines.command import Launch
+from oomguard.engines.devices import started_words
+from oomguard.engines.registry import launcher_of
+from oomguard.engines.unwrap_command import inner_commands
 from oomguard.probe import nvml
 
 # An empty device comes first: the smallest one on which the plan fits with its margin, so that
@@ -56,7 +70,10 @@ def rank_devices(
         emptied: judge each device as if it were empty.
     """
     judged = [(place, need.on(place, emptied=emptied)) for place in places if place.cannot is None]
-    kept = [(place, fitness) for place, fitness in judged if accepts(fitness)]
+    kept = []
+    for place, fitness in judged:
+        if accepts(fitness):
+            kept.append((place, fitness))
     # Without a plan the command may need a lot, so prefer large devices.
     if need.start is None:
         largest_first = -1
@@ -86,17 +103,20 @@ def choose_devices(
     best = first_of_one_model(usable, count)
     if best is None:
         return None
-    return tuple(place for place in candidates if place in best)
+    chosen = []
+    for place in candidates:
+        if place in best:
+            chosen.append(place)
+    return tuple(chosen)
 
 
 def first_of_one_model(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
     """Return the first ``count`` devices, of one model if possible; None if there are fewer."""
     for one in places:
-        alike = [
-            place
-            for place in places
-            if (place.name, place.total_bytes) == (one.name, one.total_bytes)
-        ]
+        alike = []
+        for place in places:
+            if (place.name, place.total_bytes) == (one.name, one.total_bytes):
+                alike.append(place)
         if len(alike) >= count:
             return tuple(alike[:count])
     if len(places) >= count:
@@ -125,7 +145,10 @@ def devices_without_nvml(
         or any("-" in entry[1:] for entry in visible)
     ):
         return None
-    numbers = {int(text) for text in (*asked.named, *visible) if _NUMBER.fullmatch(text)}
+    numbers = set()
+    for text in (*asked.named, *visible):
+        if _NUMBER.fullmatch(text):
+            numbers.add(int(text))
     limit = apply_visible_devices([DeviceSlot(number, None) for number in sorted(numbers)], environ)
     return asked.among(limit.places, hidden=limit.hides)
 
@@ -137,10 +160,10 @@ def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, s
     not shift the others. Otherwise they use numbers in PCI bus order. A MIG instance has only its
     UUID.
     """
-    by_uuid = need.visible.uuid or any(place.instance is not None for place in places)
+    instances = {place.instance for place in places} - {None}
     uuids = [place.uuid for place in places]
-    if by_uuid and all(uuid is not None for uuid in uuids):
-        return {VISIBLE: ",".join(str(uuid) for uuid in uuids), ORDER: BY_BUS}
+    if (need.visible.uuid or instances) and None not in uuids:
+        return {VISIBLE: ",".join(map(str, uuids)), ORDER: BY_BUS}
     return {VISIBLE: ",".join(str(place.index) for place in places), ORDER: BY_BUS}
 
 
@@ -245,7 +268,10 @@ def reserve_devices(waiting: Iterator[QueuedStart], free: Collection[str]) -> di
     """Return the reserved free devices with the ticket that each is reserved for."""
     kept: dict[str, str] = {}
     for one in waiting:
-        usable = [key for key in one.usable if key in free and key not in kept]
+        usable = []
+        for key in one.usable:
+            if key in free and key not in kept:
+                usable.append(key)
         kept |= dict.fromkeys(usable[: one.count], one.name)
     return kept
 
@@ -367,8 +393,11 @@ class Placer:
 
         def look(ticket: QueueTicket | None) -> AssignedDevices | tuple[DeviceAvailability, int]:
             now, count = self._look_again(taken, need, ticket)
-            had = (self._lease(places, need) for places in _choices(taken, now, count, stays=stays))
-            return next((found for found in had if found is not None), (now, count))
+            for places in _choices(taken, now, count, stays=stays):
+                leased = self._lease(places, need)
+                if leased is not None:
+                    return leased
+            return now, count
 
         def none_there(now: DeviceAvailability, _count: int, waited_s: float) -> PlacementError:
             because = refusal.reasons_by_device(need, now)
@@ -455,9 +484,9 @@ class Placer:
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
             raise refusal.too_few_asked(self.asked, need, count, self.own)
-        permitted = [
-            refusal.check_device(place, need, count, len(survey.gpus)) for place in limit.places
-        ]
+        permitted = []
+        for place in limit.places:
+            permitted.append(refusal.check_device(place, need, count, len(survey.gpus)))
         named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
         self._meant = self._meant or {
             entry: match_devices(entry, permitted) for entry in self.asked.named
@@ -474,7 +503,10 @@ class Placer:
         usable = rank_devices(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
-        free = [key for key in keys if key not in leased]
+        free = []
+        for key in keys:
+            if key not in leased:
+                free.append(key)
         kept = reserve_devices(earlier_starts(self.folder, ticket), free)
         return DeviceAvailability(
             tuple(candidates), tuple(usable), leased, tuple(kept), limit.hides
@@ -483,11 +515,11 @@ class Placer:
     def _leased(self, keys: Iterable[str]) -> dict[str, str]:
         """Return which of these devices another process has leased, with the holder as text."""
         held = self.folder.holders(keys)
-        return {
-            key: refusal.lease_in_words(lease)
-            for key, lease in held.items()
-            if not self._is_ours(lease)
-        }
+        reasons = {}
+        for key, lease in held.items():
+            if not self._is_ours(lease):
+                reasons[key] = refusal.lease_in_words(lease)
+        return reasons
 
     def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
         """Place a command while NVML does not answer: on the numbered devices, or unchanged."""
@@ -510,14 +542,19 @@ class Placer:
 
     def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> AssignedDevices | None:
         held = self.folder.holders([place.key for place in places])
-        ours = {key for key, lease in held.items() if self._is_ours(lease)}
+        ours = set()
+        for key, lease in held.items():
+            if self._is_ours(lease):
+                ours.add(key)
         if need.tells_start:
             until = self.until
         else:
             until = "job"
-        locks = self.folder.take(
-            [p.key for p in places if p.key not in ours], self.own.command, until
-        )
+        keys = []
+        for place in places:
+            if place.key not in ours:
+                keys.append(place.key)
+        locks = self.folder.take(keys, self.own.command, until)
         if locks is None:
             return None
         return AssignedDevices(tuple(places), variables_for(places, need), locks)
@@ -531,13 +568,16 @@ class Placer:
         if survey.failure is not None:
             return True
         everywhere = device_slots(survey)
-        now = {place.key: place for place in everywhere if place.cannot is None}
+        now = {}
+        for place in everywhere:
+            if place.cannot is None:
+                now[place.key] = place
         for place in taken.places:
             if place.key not in now:
-                why = next(
-                    (one.cannot for one in everywhere if one.index == place.index and one.cannot),
-                    "it has gone",
-                )
+                why = "it has gone"
+                for one in reversed(everywhere):
+                    if one.index == place.index and one.cannot:
+                        why = one.cannot
                 get_logger().warning(f"{place.shown} is left", reason=why)
                 return False
         places = tuple(now[place.key] for place in taken.places)
@@ -574,8 +614,15 @@ def _choices(
 
     Only a lease shows whether a set is really available.
     """
-    there = {place.key: place for place in now.candidates if place.cannot is None}
-    had = tuple(there[place.key] for place in taken.places if place.key in there)
+    there = {}
+    for place in now.candidates:
+        if place.cannot is None:
+            there[place.key] = place
+    slots = []
+    for place in taken.places:
+        if place.key in there:
+            slots.append(there[place.key])
+    had = tuple(slots)
     is_there = len(had) == len(taken.places)
     if is_there and taken.keys <= {place.key for place in now.usable}:
         yield had
@@ -583,3 +630,287 @@ def _choices(
         yield others
     if is_there:
         yield had
+
+
+# Run attempts on devices with enough room, and hold their leases.
+
+# Programs that start a command elsewhere, with other variables.
+_ELSEWHERE: Final = {
+    **dict.fromkeys(
+        ("docker", "podman", "nerdctl"),
+        "name the devices to the container (docker run --gpus '\"device=UUID\"'), or run oomguard "
+        "inside it",
+    ),
+    "ssh": "it uses the devices of another machine. Run oomguard there "
+    "(ssh HOST oomguard run --gpus auto -- …)",
+    "kubectl": "it uses the devices of the pod. Run oomguard inside the pod",
+}
+
+
+def refuse_own_variable(argv: Sequence[str], own: Invocation) -> None:
+    """Raise UsageError if the command sets CUDA_VISIBLE_DEVICES itself.
+
+    Its own value would override the devices that oomguard chose.
+    """
+    for inner in inner_commands(argv):
+        value = inner.variables.get(VISIBLE)
+        if value is not None:
+            raise UsageError(
+                f"the command sets {VISIBLE}={value} itself, which would override the devices of "
+                "--gpus",
+                hint=(
+                    "remove it from the command; to limit the choice, put it in front: "
+                    f"{VISIBLE}={shlex.quote(value)} {own.line(command='…')}"
+                ),
+            )
+
+
+def why_not_reached(argv: Sequence[str]) -> str | None:
+    """Return why the variables do not reach the program, or None if they seem to."""
+    name = PurePath(argv[0]).name
+    if name in _ELSEWHERE:
+        return f"{name} does not pass on variables: {_ELSEWHERE[name]}"
+    for inner in inner_commands(argv):
+        if inner.has_no_others:
+            return "a wrapper in the command removes inherited variables"
+    return None
+
+
+OUTPUT_POLL_S: Final = 0.25
+
+
+class OutputWatcher:
+    """Watch a command's output in a thread until some words have appeared often enough.
+
+    Args:
+        recording: the output.
+        words: the words to find.
+        times: how often they must appear.
+        then: the function to call once, in the thread.
+    """
+
+    def __init__(
+        self, recording: LiveOutput, words: bytes, times: int, then: Callable[[], None]
+    ) -> None:
+        self._recording = recording
+        self._words = words
+        self._left = times
+        self._then = then
+        self._stopped = threading.Event()
+        self._came = 0
+        self._place = (0, 0)
+        self._seam = b""
+        self._thread = threading.Thread(target=self._run, name="oomguard-live-words", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(OUTPUT_POLL_S):
+            came = self._recording.came
+            if came == self._came:
+                continue
+            self._came = came
+            new, self._place = self._recording.new_since(self._place)
+            text = self._seam + new
+            self._left -= text.count(self._words)
+            # The rest is shorter than the words, so no occurrence is counted twice.
+            self._seam = text[max(0, len(text) - len(self._words) + 1) :]
+            if self._left <= 0:
+                self._then()
+                return
+
+
+_NEIGHBOUR: Final = "colocated_process"
+# An engine reports these before it has taken any memory.
+_CAME_SINCE: Final = ("startup_free_memory_below_utilization", "utilization_too_high")
+# A later attempt belongs to a job that has begun. If other processes hold every device, it waits
+# this long even without --wait.
+RELAUNCH_WAIT_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class RunPlacement:
+    """Place the attempts of one run; implements ``DeviceAssignment``.
+
+    Attributes:
+        placer: finds and leases devices.
+        until: when leases end: ``start`` if the log shows the engine's start, or ``job``.
+        wait_s: the longest wait for a device in seconds. None: do not wait.
+        pinned: whether the user forbids another device.
+    """
+
+    placer: Placer
+    until: Literal["start", "job"]
+    wait_s: float | None
+    pinned: bool = False
+    _taken: AssignedDevices | None = field(init=False, default=None)
+    _next: AssignedDevices | None = field(init=False, default=None)
+    _needs: dict[tuple[str, ...], DeviceNeed] = field(init=False, default_factory=dict)
+    _argv: tuple[str, ...] = field(init=False, default=())
+    _had_taken_nothing: bool = field(init=False, default=False)
+    _left: set[str] = field(init=False, default_factory=set)
+
+    def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:
+        """Return the launch with leased devices in its variables."""
+        refuse_own_variable(launch.argv, self.placer.own)
+        need = self._need(launch)
+        if self._next is not None:
+            self._release()
+            self._taken = self._next
+            self._next = None
+        elif self._taken is None:
+            with _naming_the_deadline(self.wait_s, left_s):
+                if self.wait_s is None:
+                    wait_s = None
+                else:
+                    wait_s = min(self.wait_s, left_s)
+                self._taken = self.placer.take(need, stopped, wait_s=wait_s)
+        else:
+            if self.wait_s is None:
+                wait_s = RELAUNCH_WAIT_S
+            else:
+                wait_s = self.wait_s
+            with _naming_the_deadline(wait_s, left_s):
+                again = partial(self.placer.again, wait_s=min(wait_s, left_s), stays=self.pinned)
+                self._taken = again(self._taken, need, stopped)
+        self._argv = launch.argv
+        if self._taken is None:  # the user stopped the wait, so nothing starts
+            return launch
+        if self._taken.env:
+            if (reason := why_not_reached(launch.argv)) is not None:
+                get_logger().warning("the chosen devices do not reach the program", reason=reason)
+            get_logger().info("placed", on=self._taken.shown, **self._taken.env)
+        return replace(launch, env={**launch.env, **self._taken.env})
+
+    @contextmanager
+    def watching(self, recording: LiveOutput) -> Iterator[None]:
+        """Release the leases when the log shows that the engine has taken its memory."""
+        if self.until == "start":
+            words = started_words(launcher_of(Launch(self._argv)).NAME)
+        else:
+            words = None
+        need = self._needs.get(self._argv)
+        if words is None or need is None or not need.tells_start:
+            yield
+            return
+        live = OutputWatcher(recording, words.encode(), need.engines, self._release)
+        try:
+            yield
+        finally:
+            live.stop()
+
+    def moved(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Return the diagnosis with a move to another device as its first patch.
+
+        That applies only if another process is the cause and another device has room.
+        """
+        incident = diagnosis.first_cause
+        self._had_taken_nothing = incident is not None and incident.kind == _CAME_SINCE[0]
+        if not self._may_move(incident) or incident is None or self._taken is None:
+            return diagnosis
+        try:
+            self._left |= self._taken.keys
+            self._next = self.placer.take(self._needs[self._argv], avoid=self._left)
+        except (PlacementError, UsageError) as error:
+            get_logger().debug("no other device", reason=str(error))
+            return diagnosis
+        if self._next is None:
+            return diagnosis
+        reason = (
+            f"{self._next.shown} has room for it: "
+            f"{', '.join(place.room for place in self._next.places)}"
+        )
+        moved = self._with_device(incident, self._next, reason)
+        incidents = []
+        for one in diagnosis.incidents:
+            if one is incident:
+                incidents.append(moved)
+            else:
+                incidents.append(one)
+        return replace(diagnosis, incidents=tuple(incidents))
+
+    def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
+        """Wait for memory if another process is the cause and no other device has room.
+
+        Without ``--wait``, return the incident at once.
+        """
+        if (
+            self._next is not None
+            or self.wait_s is None
+            or self._taken is None
+            or not self._is_of_neighbour(incident)
+        ):
+            return incident
+        began_s = time.monotonic()
+        self._release()  # a start that waits goes first
+        try:
+            self._next = self.placer.take(
+                self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s)
+            )
+        except (PlacementError, UsageError) as error:
+            get_logger().warning("no device became free", reason=str(error))
+            return incident
+        if self._next is None:
+            return incident
+        waited_s = time.monotonic() - began_s
+        return self._with_device(
+            incident, self._next, f"after {waited_s:.0f} s {self._next.shown} has room for it"
+        )
+
+    def devices(self) -> frozenset[int] | None:
+        """Return the GPUs of the next attempt; empty if only another process blocks them."""
+        taken = self._next or self._taken
+        if taken is None or not taken.env:
+            return None
+        if self._had_taken_nothing:
+            return frozenset()
+        return frozenset(place.index for place in taken.places)
+
+    def _may_move(self, incident: Incident | None) -> bool:
+        return self._is_of_neighbour(incident) and not self.pinned and not self.placer.asked.named
+
+    def _is_of_neighbour(self, incident: Incident | None) -> bool:
+        if self._taken is None or not self._taken.env or incident is None or not incident.causes:
+            return False
+        cause = incident.causes[0].id
+        # The plan fitted into the free memory earlier, so another process has started since.
+        planned = self._needs[self._argv].start is not None
+        return cause == _NEIGHBOUR or (planned and (incident.kind, cause) == _CAME_SINCE)
+
+    def _with_device(self, incident: Incident, taken: AssignedDevices, reason: str) -> Incident:
+        old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
+        patch = Patch(
+            DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)
+        )
+        others = []
+        for other in incident.plan:
+            if other.setting != DEVICE:
+                others.append(other)
+        return replanned(incident, (patch, *others))
+
+    def _need(self, launch: Launch) -> DeviceNeed:
+        if launch.argv not in self._needs:
+            self._needs[launch.argv] = need_of(launch)
+        return self._needs[launch.argv]
+
+    def _release(self) -> None:
+        if self._taken is not None:
+            self._taken.release()
+
+
+@contextmanager
+def _naming_the_deadline(wait_s: float | None, left_s: float) -> Iterator[None]:
+    """Mention the deadline in the error if the deadline cut the wait short."""
+    try:
+        yield
+    except PlacementError as error:
+        if wait_s is None or wait_s <= left_s or not error.is_for_now:
+            raise
+        hint = "set a later --deadline, or see who uses them: oomguard gpus"
+        raise PlacementError(
+            f"{error}; the deadline allows no longer wait", hint=hint, is_for_now=True
+        ) from None

@@ -126,15 +126,19 @@ def fits_nowhere(
     own: Invocation,
 ) -> PlacementError:
     """Return the error for a command that would not start on any device, even an empty one."""
-    usable = [place for place in candidates if place.cannot is None]
+    usable = []
+    for place in candidates:
+        if place.cannot is None:
+            usable.append(place)
     if hides:
         hidden = f" ({hides})"
     else:
         hidden = ""
     if len(usable) < count:
-        why = "".join(
-            f"; {place.shown}: {place.cannot}" for place in candidates if place.cannot is not None
-        )
+        why = ""
+        for place in candidates:
+            if place.cannot is not None:
+                why += f"; {place.shown}: {place.cannot}"
         return PlacementError(
             f"{_devices(count)} needed, but only {len(usable)} can be used{hidden}{why}",
             hint=_over_fewer(need, usable, own),
@@ -160,12 +164,10 @@ def fits_nowhere(
 
 def _least(budget: StartBudget) -> str:
     """Return the memory of the fullest device with the smallest sufficient KV cache."""
-    return format_gib(
-        max(
-            stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes
-            for stage in budget.stages
-        )
-    )
+    sizes = []
+    for stage in budget.stages:
+        sizes.append(stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes)
+    return format_gib(max(sizes))
 
 
 def _otherwise(
@@ -195,7 +197,9 @@ def _over_fewer(need: DeviceNeed, usable: Sequence[DeviceSlot], own: Invocation)
     if start is None or not usable or need.devices != start.asked.settings.tensor_parallel_size:
         return "oomguard gpus"
     smallest = min(usable, key=lambda place: place.total_bytes or 0)
-    for ranks in (ranks for ranks in range(len(usable), 0, -1) if need.devices % ranks == 0):
+    for ranks in range(len(usable), 0, -1):
+        if need.devices % ranks:
+            continue
         # the attention heads are not divisible by this number
         with contextlib.suppress(UsageError):
             plan = start.over(ranks, _memory(smallest))
@@ -249,10 +253,13 @@ def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: DeviceAvailability) -
     never = need.on(place, emptied=True)
     if not never.fits:
         return never.reason
-    users = ", ".join(
-        f"pid {pid}{'' if size is None else f' {format_gib(size)}'}"
-        for pid, size in (place.used_bytes_by_pid or {}).items()
-    )
+    uses = []
+    for pid, size in (place.used_bytes_by_pid or {}).items():
+        if size is None:
+            uses.append(f"pid {pid}")
+        else:
+            uses.append(f"pid {pid} {format_gib(size)}")
+    users = ", ".join(uses)
     reason = need.on(place).reason
     if need.start is not None and place.free_bytes is not None:
         # The engine's own CUDA context takes memory before the engine checks what is free.

@@ -12,25 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.coordination import AttemptReport, Verdict
+from oomguard.analyst.attempt_hooks import AttemptReport, Verdict
 from oomguard.analyst.outcome import TerminationReason
-from oomguard.cluster.ranks.barrier import LEADER, RankBarrier
-from oomguard.cluster.ranks.clock import ClockOffset
+from oomguard.cluster.ranks.barrier import (
+    LEADER,
+    ClockOffset,
+    ContestedError,
+    RankBarrier,
+    RankLock,
+)
 from oomguard.cluster.ranks.decision import absent_in_words, decide, ranks_in_words
-from oomguard.cluster.ranks.launcher import starts_once
 from oomguard.cluster.ranks.messages import Decision, How, MessageFolder, RankEnd, RankMessage
-from oomguard.cluster.ranks.rank_lock import ContestedError, RankLock
-from oomguard.cluster.ranks.rendezvous import Rendezvous
+from oomguard.cluster.ranks.rendezvous import Rendezvous, starts_once
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import status_in_words
-from oomguard.diagnosis.diagnose import replanned
+from oomguard.core.process import status_in_words
+from oomguard.diagnosis import replanned
 from oomguard.engines.command import Launch
 from oomguard.journal.codec import incident_of, patch_of
 from oomguard.report.json import stored_incident
 
 if TYPE_CHECKING:
-    from oomguard.cluster.ranks.mirror import StoreMirror
+    from oomguard.cluster.ranks.rendezvous import StoreMirror
 
 
 # After an attempt each rank reports its result. Rank 0 decides, and either all ranks restart or
@@ -115,7 +118,10 @@ class AgreementRound:
         ends = reported_ends(docs, self._own.number)
         waited_for = set(range(self._meeting.size)) - set(ends)
         # These ranks left without reporting their result.
-        left = {rank for rank, doc in docs.items() if doc.state == "left"}
+        left = set()
+        for rank, doc in docs.items():
+            if doc.state == "left":
+                left.add(rank)
         gone = (self._meeting.lost() | left) & waited_for
         silent = gone or self._overdue(waited_for, _LEADER_RATIO)
         if waited_for and silent is None:
@@ -222,10 +228,15 @@ def _why_not_together(
     began_s = time.monotonic()
     while not stopped():
         docs = meeting.look()
-        unable = {rank for rank, doc in docs.items() if doc.state == "left"} | meeting.lost()
-        waited_for = {
-            rank for rank in range(meeting.size) if rank not in docs or docs[rank].number < number
-        }
+        left = set()
+        for rank, doc in docs.items():
+            if doc.state == "left":
+                left.add(rank)
+        unable = left | meeting.lost()
+        waited_for = set()
+        for rank in range(meeting.size):
+            if rank not in docs or docs[rank].number < number:
+                waited_for.add(rank)
         if unable:
             return f"{ranks_in_words(unable)} cannot"
         if not waited_for:
@@ -265,11 +276,11 @@ def let_leader_end(meeting: RankBarrier, stopped: Callable[[], bool]) -> None:
 
 def reported_ends(docs: Mapping[int, RankMessage], number: int) -> dict[int, RankEnd]:
     """Return the results that the ranks have reported for an attempt."""
-    return {
-        rank: doc.end
-        for rank, doc in docs.items()
-        if doc.end is not None and doc.end.number == number
-    }
+    results = {}
+    for rank, doc in docs.items():
+        if doc.end is not None and doc.end.number == number:
+            results[rank] = doc.end
+    return results
 
 
 def _offset(doc: RankMessage) -> ClockOffset | None:
@@ -320,11 +331,10 @@ def merged_diagnosis(
     incident = found or (None if row is None else incident_of(row))
     if incident is None:
         return replace(own, notes=notes)
-    others = [
-        f"rank {other}"
-        for other, how in decision.hows.items()
-        if how == "memory" and other != str(decision.first)
-    ]
+    others = []
+    for other, how in decision.hows.items():
+        if how == "memory" and other != str(decision.first):
+            others.append(f"rank {other}")
     planned = replanned(incident, plan_of_all(incident.plan, decision))
     return replace(own, incidents=(_of_rank(planned, decision.first, others),), notes=notes)
 
@@ -338,7 +348,11 @@ def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
         group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
         of_all = [replace(patch, group=group) for patch in of_all]
     named = {patch.setting for patch in of_all}
-    return (*of_all, *(patch for patch in own if patch.setting not in named))
+    others = []
+    for patch in own:
+        if patch.setting not in named:
+            others.append(patch)
+    return (*of_all, *others)
 
 
 def decision_record(decision: Decision, size: int) -> dict[str, Any]:
@@ -372,9 +386,10 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
     by_how: dict[str, list[int]] = {}
     for rank, how in decision.hows.items():
         by_how.setdefault(how, []).append(int(rank))
-    hows = "; ".join(
-        f"{ranks_in_words(ranks)}: {_HOWS.get(how, how)}" for how, ranks in by_how.items()
-    )
+    lines = []
+    for how, ranks in by_how.items():
+        lines.append(f"{ranks_in_words(ranks)}: {_HOWS.get(how, how)}")
+    hows = "; ".join(lines)
     notes = [f"{size} ranks. {hows}"]
     if decision.first is not None:
         if decision.is_order_known:
@@ -521,7 +536,7 @@ class RankCoordinator:
         place = self._rendezvous
         folder = MessageFolder(place.folder)
         if place.mirrors:
-            from oomguard.cluster.ranks.mirror import StoreMirror
+            from oomguard.cluster.ranks.rendezvous import StoreMirror
 
             self._mirror = StoreMirror(place, folder, launch.argv)
         if place.store is None:
@@ -761,9 +776,10 @@ class RankMonitor:
             return f"ended because {ranks_in_words([caller])} ran out of memory{then}"
         if lost:
             return f"ended because {ranks_in_words(lost)} was killed"
-        never_began = {
-            rank for rank, doc in docs.items() if doc.state == "left" and doc.number < self._number
-        }
+        never_began = set()
+        for rank, doc in docs.items():
+            if doc.state == "left" and doc.number < self._number:
+                never_began.add(rank)
         if never_began:
             return f"ended because {ranks_in_words(never_began)} did not restart"
         return None

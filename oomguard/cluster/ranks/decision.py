@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.analyst.coordination import OF_POLICY
+from oomguard.analyst.attempt_hooks import OF_POLICY
 from oomguard.analyst.side_effects import SideEffects
-from oomguard.cluster.ranks.clock import ClockOffset
+from oomguard.cluster.ranks.barrier import ClockOffset
 from oomguard.cluster.ranks.messages import Decision, RankEnd
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Effect, Patch
@@ -25,15 +25,15 @@ from oomguard.scan.engine_errors import is_of_another_rank
 
 def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
     """Return the policy of a rank for its message, with the settings that its user ``chose``."""
+    needed = {}
+    for name, need in policy.needed.items():
+        needed[name] = [None if math.isinf(need.value) else need.value, need.why]
     return {
         "chosen": sorted(chosen),
         "allow": None if policy.allow is None else str(policy.allow),
         "pinned": sorted(policy.pinned),
         "minimum": dict(policy.minimum),
-        "needed": {
-            name: [None if math.isinf(need.value) else need.value, need.why]
-            for name, need in policy.needed.items()
-        },
+        "needed": needed,
     }
 
 
@@ -81,10 +81,9 @@ def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:
 
 def _policy(row: Mapping[str, Any]) -> Policy:
     allow = row.get("allow")
-    needed = {
-        name: LeastValue(math.inf if value is None else value, why)
-        for name, (value, why) in row.get("needed", {}).items()
-    }
+    needed = {}
+    for name, (value, why) in row.get("needed", {}).items():
+        needed[name] = LeastValue(math.inf if value is None else value, why)
     return Policy(
         None if allow is None else Effect.parse(allow),
         frozenset(row.get("pinned", ())),
@@ -126,12 +125,12 @@ def side_effects_by_rank(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
 def side_effect_refusals(ends: Mapping[int, RankEnd]) -> dict[int, str]:
     """Return the ranks whose side effects forbid another attempt, with the reason."""
     seen = side_effects_by_rank(ends)
-    asked = {
-        rank: did
-        for rank, did in seen.items()
-        if ends[rank].refusal is None and not ends[rank].idempotent
-    }
-    return {rank: did.refusal for rank, did in asked.items() if did.would_be_repeated}
+    refusals = {}
+    for rank, did in seen.items():
+        is_asked = ends[rank].refusal is None and not ends[rank].idempotent
+        if is_asked and did.would_be_repeated:
+            refusals[rank] = did.refusal
+    return refusals
 
 
 def log_repeated_effects(ends: Mapping[int, RankEnd]) -> None:
@@ -154,11 +153,17 @@ def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:
         left_out = set()
     else:
         left_out = own
-    opened, changed = (
-        tuple(path for path in row.get(name, ()) if path not in left_out)
-        for name in ("open_files", "changed_files")
-    )
+    opened = _without(row.get("open_files", ()), left_out)
+    changed = _without(row.get("changed_files", ()), left_out)
     return SideEffects(opened, changed, row.get("requests", 0), bool(row.get("is_server", False)))
+
+
+def _without(paths: Iterable[str], left_out: set[str]) -> tuple[str, ...]:
+    others = []
+    for path in paths:
+        if path not in left_out:
+            others.append(path)
+    return tuple(others)
 
 
 # The common plan follows the first cause. Its values suit every rank that ran out of memory.
@@ -174,10 +179,11 @@ def merge_plans(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, A
         first: the rank that failed first.
         ends: the results of the ranks.
     """
-    order = [
-        first,
-        *(rank for rank in sorted(ends) if rank != first and ends[rank].how == "memory"),
-    ]
+    others = []
+    for rank in sorted(ends):
+        if rank != first and ends[rank].how == "memory":
+            others.append(rank)
+    order = [first, *others]
     found: dict[str, Mapping[str, Any]] = {}
     for rank in order if ends[first].patches else ():
         for patch in ends[rank].patches:
@@ -194,12 +200,11 @@ def merge_plans(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, A
 
 
 def _is_tighter(new: object, known: object) -> bool:
-    both = [
-        value
-        for value in (new, known)
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
-    return len(both) == 2 and both[0] < both[1]
+    if isinstance(new, bool) or isinstance(known, bool):
+        return False
+    if not isinstance(new, (int, float)) or not isinstance(known, (int, float)):
+        return False
+    return new < known
 
 
 # A rank that reports an out-of-memory failed before ranks that only lost their connection; that
@@ -232,12 +237,18 @@ def first_cause(
         ends: the results of the ranks.
         offsets: for each rank, the offset of its clock to rank 0's, or None if it is unknown.
     """
-    failed = {rank: end for rank, end in ends.items() if end.how == "memory"}
+    failed = {}
+    for rank, end in ends.items():
+        if end.how == "memory":
+            failed[rank] = end
     if not failed:
         return None
     spans = {rank: _span(end, offsets.get(rank)) for rank, end in failed.items()}
     earliest_end_s = min(latest for _, latest in spans.values())
-    may_be_first = [rank for rank, (earliest, _) in spans.items() if earliest <= earliest_end_s]
+    may_be_first = []
+    for rank, (earliest, _) in spans.items():
+        if earliest <= earliest_end_s:
+            may_be_first.append(rank)
     rank = min(
         may_be_first,
         key=lambda rank: (not failed[rank].patches, _room(failed[rank].incident), rank),
@@ -260,11 +271,11 @@ def _room(incident: Mapping[str, Any] | None) -> float:
         facts = {}
     else:
         facts = incident.get("facts", {})
-    numbers = (facts.get(name) for name in _ROOM)
-    return next(
-        (float(n) for n in numbers if isinstance(n, (int, float)) and not isinstance(n, bool)),
-        math.inf,
-    )
+    for name in _ROOM:
+        number = facts.get(name)
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            return float(number)
+    return math.inf
 
 
 # Messages that only show another rank's failure: lost connections, aborted collectives, timeouts.
@@ -307,7 +318,10 @@ def decide(
     """
     first = first_cause(ends, offsets)
     hows = {str(rank): end.how for rank, end in sorted(ends.items())}
-    stopped = {str(rank): end.error for rank, end in sorted(ends.items()) if end.how == "stopped"}
+    stopped = {}
+    for rank, end in sorted(ends.items()):
+        if end.how == "stopped":
+            stopped[str(rank)] = end.error
     lost = tuple(sorted(set(silent) - set(map(int, stopped))))
     killed = tuple(sorted(set(gone) & set(lost)))
     decision = Decision(number, False, silent=lost, hows=hows, gone=killed, stopped=stopped)
@@ -336,9 +350,9 @@ def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple
     repeated = side_effect_refusals(ends)
     for reasons in (policy_refusals(decision.patches, ends), repeated):
         yield from sorted(reasons.items())
-    yield from (
-        (rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None
-    )
+    for rank, end in sorted(ends.items()):
+        if end.refusal is not None:
+            yield rank, end.refusal
 
 
 def ranks_in_words(ranks: Collection[int]) -> str:

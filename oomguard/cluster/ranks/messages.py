@@ -105,7 +105,11 @@ class MessageFolder:
 
     def written_here(self) -> set[int]:
         """Return the ranks with direct access that have written into the folder."""
-        return {int(path.stem) for path in self.here.glob(f"*{_END}") if path.stem.isdigit()}
+        ranks = set()
+        for path in self.here.glob(f"*{_END}"):
+            if path.stem.isdigit():
+                ranks.add(int(path.stem))
+        return ranks
 
     def _text(self, path: Path) -> str | None:
         try:
@@ -244,7 +248,7 @@ class RankMessage:
         of_leader: rank 0's nonce, if this rank has read it.
         heard: rank 0 only: the nonce of each rank, and when rank 0 first read it on its own clock.
         met: rank 0 only: the nonce of each rank that has answered with rank 0's nonce.
-        host: the PID namespace and clock of the rank, and the host name (clock.py).
+        host: the PID namespace and clock of the rank, and the host name (barrier.py).
         pid: the ID and start time of the process, which identify it on its host.
         offset_s: the seconds to add to the rank's monotonic clock to get rank 0's, or None if
             unknown.

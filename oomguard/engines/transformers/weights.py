@@ -18,7 +18,7 @@ from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.engines.start_attempt import RestartEngine, StartResult
+from oomguard.engines.protocol import RestartEngine, StartResult
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.files import ModelFiles, find_model
 from oomguard.estimate.model.model import read_model

@@ -9,8 +9,13 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.ranks import clock
-from oomguard.cluster.ranks.barrier import RankBarrier
+from oomguard.cluster.ranks.barrier import (
+    ClockOffset,
+    RankBarrier,
+    clock_offset,
+    host_identity,
+    started_s,
+)
 from oomguard.cluster.ranks.messages import (
     Decision,
     MessageFolder,
@@ -66,7 +71,7 @@ def test_rank_rewrites_what_an_earlier_job_removed(tmp_path):
 def test_ended_process_is_lost_before_its_status_is_read(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ranks = [RankBarrier(MessageFolder(tmp_path / "job"), rank, 2) for rank in range(2)]
-    ranks[1].update(pid=(child.pid, clock.started_s(child.pid)))
+    ranks[1].update(pid=(child.pid, started_s(child.pid)))
     met(*ranks)
     assert ranks[0].lost() == set()
     child.kill()
@@ -78,14 +83,14 @@ def test_ended_process_is_lost_before_its_status_is_read(tmp_path):
 
 
 def test_two_processes_of_one_host_have_one_clock():
-    here = clock.host_identity()
-    assert clock.clock_offset(here, here, 1.0, 900.0, 2.0) == clock.ClockOffset(0.0, 0.0)
+    here = host_identity()
+    assert clock_offset(here, here, 1.0, 900.0, 2.0) == ClockOffset(0.0, 0.0)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6), st.floats(0, 10), st.floats(0, 10))
 def test_an_estimated_offset_is_no_further_off_than_it_says(offset_s, written_s, there_s, back_s):
     seen_s, read_s = written_s + there_s + offset_s, written_s + there_s + back_s
-    found = clock.clock_offset(("a", "a", ""), ("b", "b", ""), written_s, seen_s, read_s)
+    found = clock_offset(("a", "a", ""), ("b", "b", ""), written_s, seen_s, read_s)
     assert abs(found.offset_s - offset_s) <= found.slack_s + 1e-6
 
 

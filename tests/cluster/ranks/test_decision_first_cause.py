@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.ranks.clock import ClockOffset
+from oomguard.cluster.ranks.barrier import ClockOffset
 from oomguard.cluster.ranks.decision import first_cause
 from oomguard.cluster.ranks.messages import RankEnd
 

@@ -17,10 +17,9 @@ from oomguard.core.facts import GIB, MIB
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.parameters import count_parameters
-from oomguard.estimate.start.cuda_graphs import cuda_graphs
-from oomguard.estimate.start.fit_settings import fit
+from oomguard.estimate.start.fixed_parts import cuda_graphs
 from oomguard.estimate.start.start import StartBudget, VllmSettings
-from oomguard.estimate.start.start_budget import budget_start
+from oomguard.estimate.start.start_budget import budget_start, fit
 from oomguard.report.plan import start_record
 
 TABLE = Path(__file__).parents[4] / "shared" / "data" / "llmd_v019_dev.json"
@@ -369,8 +368,8 @@ def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
 
 def test_further_model_layers_are_loaded_only_for_speculation():
     config = {**LLAMA, "num_nextn_predict_layers": 1}
+    from oomguard.estimate.model.files import Parameter
     from oomguard.estimate.model.shape import read_shape
-    from oomguard.estimate.model.weight_headers import Parameter
 
     further = Parameter("model.layers.32.mlp.up_proj.weight", (1024, 1024), 2**21)
     files = ModelFiles(

@@ -1,1 +1,0 @@
-"""Support Kubernetes and SLURM: an exit status by cause, and jobs requeued with their changes."""

@@ -1,1 +1,0 @@
-"""Watch a server that runs for weeks: health, probes, systemd, termination messages."""
