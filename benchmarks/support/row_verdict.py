@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-import transformers
 
 from support.model_inputs import ROWS, Inputs, InputsError, Maker
 from support.row_tracer.follow_rows import FollowedCall, first_steps, together
 from support.row_tracer.origin import PLACE, Origin
 from support.row_tracer.result_layout import named
-from support.tiny_models import RUNGS, make
+from support.tiny_models import RUNGS, class_named, make
 
 NEW_TOKENS = 4
 INDEPENDENT = "independent"
@@ -64,7 +63,7 @@ class Verdict:
 
 def verdicts(name: str) -> dict[str, dict[str, Any]]:
     """Return the verdicts of a class's ``forward`` and, where it has one, ``generate``."""
-    cls = getattr(transformers, name)
+    cls = class_named(name)
     notes: list[str] = []
     begun = time.process_time()
     for rung in RUNGS:

@@ -143,7 +143,19 @@ def model_classes() -> dict[str, str]:
             found.update(dict.fromkeys(importlib.import_module(module).__all__, ""))
     for kind, names in by_type.items():
         found.update(dict.fromkeys(names, kind))
+    # Users also call encoders directly, which the package does not export (WhisperEncoder).
+    for name in [name for name in found if name.endswith("Model")]:
+        found.setdefault(f"{name.removesuffix('Model')}Encoder", found[name])
     return {name: kind for name, kind in sorted(found.items()) if is_model(name)}
+
+
+def class_named(name: str) -> Any:
+    """Return a class of transformers, or an encoder from the module of its model."""
+    found = getattr(transformers, name, None)
+    if found is None:
+        module = sys_module(f"{name.removesuffix('Encoder')}Model")
+        found = getattr(importlib.import_module(module), name)
+    return found
 
 
 def sys_module(name: str) -> str:
@@ -156,7 +168,7 @@ def is_model(name: str) -> bool:
     configuration.
     """
     with contextlib.suppress(Exception):
-        cls = getattr(transformers, name)
+        cls = class_named(name)
         is_base = cls.forward is torch.nn.Module.forward or cls.config_class is None
         return isinstance(cls, type) and issubclass(cls, PreTrainedModel) and not is_base
     return False

@@ -746,7 +746,8 @@ def format_gib(size_bytes: float, digits: int = 2) -> str:
     magnitude = abs(size_bytes)
     if magnitude >= 0.1 * GIB or magnitude == 0:
         return f"{size_bytes / GIB:.{digits}f} GiB"
-    if magnitude >= 0.1 * MIB:
+    # Sizes in one sentence differ by small factors, so only tiny ones are bytes.
+    if magnitude >= 0.01 * MIB:
         return f"{size_bytes / MIB:.{digits}f} MiB"
     return f"{size_bytes:.0f} bytes"
 

@@ -168,8 +168,8 @@ def note_if_taken_earlier(error: BaseException) -> None:
             return
 
 
-def unwatched(error: BaseException) -> str | None:
-    """Return the note for a failure in a method or module that no guard watches; None otherwise."""
+def unwatched(error: BaseException, incident: Incident) -> str | None:
+    """Return the note for a failure outside the calls that a guard watches; None otherwise."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -179,7 +179,24 @@ def unwatched(error: BaseException) -> str | None:
             seen = locals_of(frame)
             if isinstance(module := seen.get("self"), torch.nn.Module):
                 return _advice_for(frame, module, seen, torch)
+        return _outside_calls(incident)
     return None
+
+
+def _outside_calls(incident: Incident) -> str:
+    """Return the note for a failure in the user's own code, such as the pooling of a result."""
+    function = incident.facts.get("call_function")
+    if function is None:
+        place = "in code"
+        above = "above a function that has this code"
+    else:
+        place = f"in {function.value}"
+        above = f"above def {function.value}"
+    return (
+        f"oomguard: not run in parts: memory ran out {place}, outside the calls that a guard "
+        "watches. If no row depends on the others, let its arguments have one entry per row, and "
+        f"write @oomguard.guard(batch=NAME) {above}"
+    )
 
 
 def _advice_for(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> str | None:
@@ -254,11 +271,9 @@ def explained(
         return None
     if not getattr(error, "__oomguard__", False):
         annotate(error, diagnosis.first_cause)
-        if (
-            "not run in parts" not in "".join(error.__notes__)
-            and (note := unwatched(error)) is not None
-        ):
-            add_note(error, note)
+        why = unwatched(error, diagnosis.first_cause)
+        if why is not None and "not run in parts" not in "".join(error.__notes__):
+            add_note(error, why)
     return diagnosis
 
 
@@ -298,7 +313,12 @@ def note_in_guard(
     if _MEASURED in incident.facts:
         useless = [_why_useless(one) for one in actions if one.applicability == "needs-value"]
         actions = tuple(one for one in actions if one.applicability != "needs-value")
-    named = [_named_argument(one) for one in actions if one.id == "wrap_in_guard"]
+    # A guard is active, so only advice that names arguments is new.
+    named = [
+        replace(one, title="Name the argument that has one entry per row")
+        for one in actions
+        if one.id == "wrap_in_guard" and "batch=" in (one.command or "")
+    ]
     others = [one for one in actions if one.id != "wrap_in_guard"]
     text = note(replace(incident, actions=(*named, *others)), attempts, first=why_whole)
     return "\n".join([text, *useless])
@@ -308,13 +328,6 @@ def _why_useless(action: Action) -> str:
     """Return a line that says why a change cannot help: the reason follows the lever's text."""
     reason = action.why.partition("; ")[2] or action.why
     return f"  cannot help: {action.id}: {reason}"
-
-
-def _named_argument(action: Action) -> Action:
-    """Return the advice to use a guard for a function that has one already."""
-    if "batch=" not in (action.command or ""):
-        return action
-    return replace(action, title="Name the argument that has one entry a row")
 
 
 def note(

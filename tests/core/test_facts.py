@@ -106,6 +106,7 @@ def test_the_true_size_is_within_the_slack_of_the_printed_one(size, digits):
         (round(-3.79 * GIB), "-3.79 GiB"),
         (0, "0.00 GiB"),
         (100 * MIB, "100.00 MiB"),
+        (48_241, "0.05 MiB"),
         (1536, "1536 bytes"),
         (-1, "-1 bytes"),
     ],

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from oomguard.core.facts import Fact
-from oomguard.core.incident import SettingInForce
+from oomguard.core.incident import Cause, Diagnosis, Evidence, Incident, SettingInForce
 from oomguard.core.presentable import drawn, masked, plain, well_formed
 
 
-def test_a_record_without_secrets_comes_back_equal(diagnosis_of_all):
-    assert masked(diagnosis_of_all) == diagnosis_of_all
-    assert drawn(diagnosis_of_all) == diagnosis_of_all
+@pytest.fixture
+def incident() -> Incident:
+    line = Evidence("ValueError: 5.00 GiB KV cache is needed (3.25 GiB)", 61)
+    return Incident(
+        "kv_cache_too_small_for_max_len",
+        "5.00 GiB KV cache is needed",
+        "vllm",
+        facts={"model": Fact("model", "org/m")},
+        settings={"max_model_len": SettingInForce("max_model_len", 40960, True, "printed")},
+        evidence=(line,),
+        causes=(Cause("unknown", "", 0.3, (line,), "It may be something else.", "Unknown"),),
+    )
+
+
+def test_a_record_without_secrets_comes_back_equal(incident):
+    diagnosis = Diagnosis("error.log", incidents=(incident,))
+    assert masked(diagnosis) == diagnosis
+    assert drawn(diagnosis) == diagnosis
 
 
 def test_the_record_itself_is_not_changed(incident):

@@ -49,6 +49,16 @@ def test_argument_without_row_entries_has_no_line_to_paste():
     assert 'batch="values"' not in note
 
 
+def test_code_outside_any_call_is_named_with_the_line_to_write():
+    def pool(values):
+        return torch.cat([values] * 16)
+
+    note = note_of(lambda values, codec: pool(values))
+    assert "memory ran out in" in note
+    assert "outside the calls that a guard watches" in note
+    assert "@oomguard.guard(batch=NAME) above def" in note
+
+
 def test_a_module_that_is_no_model_of_transformers_is_named():
     note = note_of(lambda values, codec: codec(values))
     assert "a call of Codec is not watched" in note

@@ -193,9 +193,9 @@ def test_first_exception_has_cause_process_and_plan_at_the_end(subtests, program
             assert why in note
             engines = [
                 "__init__",
-                "started",
+                "_watched_start",
                 "from_engine_args",
-                "started",
+                "_watched_start",
                 "__init__",
                 "__init__",
                 "receive_ready",

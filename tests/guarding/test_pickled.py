@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -13,6 +14,7 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+from oomguard.testing import limit_memory  # noqa: E402
 
 IDS = torch.ones(2, 4, dtype=torch.long)
 
@@ -49,3 +51,35 @@ def test_a_bound_method_is_sent_to_another_process(model):
     whole = answer(model.generate)
     with oomguard.guard(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         assert torch.equal(pool.submit(answer, model.generate).result(), whole)
+
+
+def test_a_bound_method_is_sent_by_joblib(model):
+    joblib = pytest.importorskip("joblib", reason="joblib is not installed")
+    whole = answer(model.generate)
+    with oomguard.guard():
+        (sent,) = joblib.Parallel(n_jobs=2)([joblib.delayed(answer)(model.generate)])
+    assert torch.equal(sent, whole)
+
+
+def short_of_memory(model, rows):
+    """The tokens of a guarded call on a device that is too small for all rows."""
+    ids = torch.arange(rows * 64).reshape(rows, 64) % 60 + 1
+    ones = torch.ones_like(ids)
+    with limit_memory("2.5 MiB") as device, oomguard.guard() as g:
+        device.adopt(model.parameters())
+        tokens = model.generate(ids, attention_mask=ones, max_new_tokens=2, do_sample=False)
+    return tokens, [attempt.error for attempt in g.attempts]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_after_and_under_a_guard_splits_calls_too(subtests, model):
+    whole = short_of_memory(model, 64)
+    assert whole[1] == ["OutOfMemoryError", ""]
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        after = pool.submit(short_of_memory, model, 64).result()
+    with oomguard.guard(), ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        under = pool.submit(short_of_memory, model, 64).result()
+    for name, (tokens, errors) in (("after", after), ("under", under)):
+        with subtests.test(name):
+            assert torch.equal(tokens, whole[0])
+            assert errors == whole[1]
