@@ -114,7 +114,7 @@ def exit_codes_page() -> str:
         if said:
             text = " ".join(said).removeprefix("Exit status: ")
             says.append(f"| `{name}` | {cell(text[:1].upper() + text[1:])} |")
-    table = ROOT / "oomguard" / "cluster" / "schedulers" / "statuses.toml"
+    table = ROOT / "oomguard" / "cluster" / "statuses.toml"
     statuses = tomllib.loads(table.read_text(encoding="utf-8"))["statuses"]
     return filled("exit-codes.md", {"commands": "\n".join(says), **statuses})
 

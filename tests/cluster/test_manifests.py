@@ -19,7 +19,7 @@ FOLDER = ROOT / "examples" / "kubernetes"
 MANIFESTS = sorted(FOLDER.glob("*.yaml"))
 VERSIONS = ("1.31", "1.34")
 STATUSES = tomllib.loads(
-    (ROOT / "oomguard" / "cluster" / "schedulers" / "statuses.toml").read_text()
+    (ROOT / "oomguard" / "cluster" / "statuses.toml").read_text()
 )["statuses"]
 ENTRY = re.search(r"^ENTRYPOINT (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)[1]
 
