@@ -156,8 +156,11 @@ class _LazyGroup(Group):
         """Write the commands, the main ones first, then the few options of the group."""
         for title, is_main in (("Main commands", True), ("More commands", False)):
             with formatter.section(title):
-                rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
-                formatter.write_dl([row for row in rows if (row[0] in _MAIN) is is_main])
+                rows = []
+                for name, (_, text) in _COMMANDS.items():
+                    if (name in _MAIN) is is_main:
+                        rows.append((name, text))
+                formatter.write_dl(rows)
         click.Command.format_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -65,7 +65,8 @@ def _prepare() -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        least = min(limit for limit in (soft, hard, _MOST_BYTES) if limit != resource.RLIM_INFINITY)
+        # RLIM_INFINITY is -1, so it would win a plain min().
+        least = min({soft, hard, _MOST_BYTES} - {resource.RLIM_INFINITY})
         resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
 
 

@@ -369,7 +369,7 @@ def read_configuration(start: Path | None = None) -> Configuration:
     else:
         options = {}
     options |= project.taken if project else {}
-    files = tuple(file for file in (own, project) if file)
+    files = tuple(filter(None, (own, project)))
     return Configuration(
         {_PARAMETERS.get(name, name): value for name, value in options.items()}, files
     )
@@ -452,7 +452,8 @@ def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile 
     except OSError:  # the working directory no longer exists
         return None
     try:
-        for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
+        for parent in (folder, *folder.parents):
+            path = parent / "pyproject.toml"
             place = str(path)
             table = _table(path)
             if table is not None:
@@ -503,7 +504,7 @@ def _value(name: str, value: Any, path: Path) -> Any:
         if isinstance(value, dict):
             entries = [f"{key}={entry}" for key, entry in value.items()]
         elif isinstance(value, list):
-            entries = [str(entry) for entry in value]
+            entries = list(map(str, value))
         else:
             entries = [str(value)]
         check = _CHECKS.get(name, str)

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -346,8 +346,7 @@ def command(
             masked=not no_mask,
             quiet=quiet,
             verbose=verbose,
-            in_folders=frozenset(one.path for one in inputs if not one.is_named)
-            - {one.path for one in inputs if one.is_named},
+            in_folders=_paths(inputs, is_named=False) - _paths(inputs, is_named=True),
             summary=summary,
         )
         if follow:
@@ -369,6 +368,15 @@ def command(
     if exit_code and found:
         return 1
     return 0
+
+
+def _paths(inputs: Iterable[Input], *, is_named: bool) -> frozenset[str]:
+    """Return the paths that the user named, or those that oomguard found in folders."""
+    paths = set()
+    for one in inputs:
+        if one.is_named is is_named:
+            paths.add(one.path)
+    return frozenset(paths)
 
 
 def _form_of(output: str | None) -> str:
@@ -592,17 +600,14 @@ class _Reading:
         follow.
         """
         diagnosis = self._scanner.diagnosis(self._path, given=self._renderer.settings)
-        new = [
-            incident
-            for incident in diagnosis.incidents
-            if _identity(incident) not in self._reported
-        ]
-        new = [
-            incident
-            for incident in new
-            if incident.certainty_ratio is None or (is_quiet and self._is_another(incident))
-        ]
-        self._reported |= {_identity(incident) for incident in new}
+        new = []
+        for incident in diagnosis.incidents:
+            if _identity(incident) in self._reported:
+                continue
+            is_recognized = incident.certainty_ratio is None
+            if is_recognized or (is_quiet and self._is_another(incident)):
+                new.append(incident)
+        self._reported.update(map(_identity, new))
         self._reported_lines += [incident.location.line or 0 for incident in new]
         return replace(diagnosis, incidents=tuple(new))
 

@@ -144,10 +144,9 @@ def _compare_versions(
             "--upgrade compares two plans of vLLM",
             hint="leave out --engine, --sweep, --solve and --ask-engine",
         )
-    requests = [
-        plan.start_request(context, **{**options, "engine_version": version})
-        for version in (old, new)
-    ]
+    requests = []
+    for version in (old, new):
+        requests.append(plan.start_request(context, **{**options, "engine_version": version}))
     upgrade = plan_upgrade(*requests)
     if form == "json":
         click.echo(json_line(upgrade_record(upgrade)))

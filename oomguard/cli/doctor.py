@@ -109,7 +109,7 @@ def rules_check(folders: Iterable[str]) -> Check:
     from oomguard.rules.rule_files import load_rules
 
     try:
-        found = load_rules([Path(folder) for folder in folders], check=True)
+        found = load_rules(list(map(Path, folders)), check=True)
     except UsageError as error:
         return Check("rules", "problem", f"{error}", error.hint or "oomguard rules check")
     return Check(
@@ -171,7 +171,10 @@ def _oldest_versions() -> dict[str, str]:
     oldest: dict[str, str] = {}
     with contextlib.suppress(metadata.PackageNotFoundError, InvalidRequirement):
         for row in map(Requirement, metadata.requires("oomguard") or ()):
-            for bound in (spec.version for spec in row.specifier if spec.operator == ">="):
+            for spec in row.specifier:
+                if spec.operator != ">=":
+                    continue
+                bound = spec.version
                 oldest[row.name] = bound
     return oldest
 
@@ -242,7 +245,10 @@ def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterat
         known: the variables that an option of a command reads.
     """
     read = known | OWN_VARIABLES
-    names = sorted(name for name in environ if name.startswith("OOMGUARD_"))
+    names = []
+    for name in sorted(environ):
+        if name.startswith("OOMGUARD_"):
+            names.append(name)
     for name in names:
         text = f"{name}={environ[name]}"
         if name not in read:
@@ -373,11 +379,10 @@ def known_variables(ctx: click.Context) -> frozenset[str]:
             variable = parameter.envvar
             names |= {variable} if isinstance(variable, str) else set(variable or ())
         if isinstance(entry, click.Group):
-            queue += [
-                child
-                for name in entry.list_commands(ctx)
-                if (child := entry.get_command(ctx, name))
-            ]
+            for name in entry.list_commands(ctx):
+                child = entry.get_command(ctx, name)
+                if child is not None:
+                    queue.append(child)
     return frozenset(names)
 
 
@@ -399,7 +404,7 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
     """Print one line for each check, its advice, and the counts, with secrets masked."""
     from rich.text import Text
 
-    shown = [_fit(check) for check in checks]
+    shown = list(map(_fit, checks))
     for check in shown:
         line = Text(f"{check.status:<{_MARK_COLUMNS}}", style=_STYLES[check.status]).append(
             check.text, style="not bold"
@@ -410,7 +415,8 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
                 check.advice, style="not dim cyan"
             )
             console.print(_writable(console, advice), soft_wrap=True)
-    counts = ", ".join(f"{sum(c.status == name for c in shown)} {name}" for name in _STYLES)
+    statuses = [check.status for check in shown]
+    counts = ", ".join(f"{statuses.count(name)} {name}" for name in _STYLES)
     console.print(f"{len(shown)} checks: {counts}", markup=False, highlight=False)
 
 

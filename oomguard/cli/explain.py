@@ -70,7 +70,7 @@ def _page(text: str, rules: RuleSet) -> str:
         return _rule_page(by_code[name], rules)
     if name in KINDS and name != "other":
         return kind_text(name, rules.rules)
-    if any(rule.cause == name for rule in rules.rules):
+    if name in {rule.cause for rule in rules.rules}:
         return cause_text(name, rules.rules)
     if _CODE.fullmatch(text):
         raise UsageError(f"no rule has the code {text!r}", hint=_near(text, rules))
@@ -132,9 +132,9 @@ def _near(text: str, rules: RuleSet) -> str:
 
     from oomguard.core.kinds import KINDS
 
-    names = [rule.code for rule in rules.rules]
-    names += [*KINDS, *dict.fromkeys(rule.cause for rule in rules.rules)]
-    by_lower = {name.lower(): name for name in names}
+    codes = [rule.code for rule in rules.rules]
+    causes = [rule.cause for rule in rules.rules]
+    by_lower = {name.lower(): name for name in (*codes, *KINDS, *causes)}
     key = text.lower().replace(" ", "_")
     near = difflib.get_close_matches(key, list(by_lower), n=_MOST_NEAR)
     if near:

@@ -59,7 +59,7 @@ def forget_learned(
         sessions = None
     else:
         sessions = tuple(run.session for run in runs)
-    lines = [words for run in runs if (words := learned_words(run)) is not None]
+    lines = list(filter(None, map(learned_words, runs)))
     for engine in launchers():
         lines += engine.measured(sessions, model)
     if not lines:
@@ -89,7 +89,7 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
     if number is not None and not runs:
         raise UsageError(f"there is no run {number}", hint="oomguard history lists the runs")
     if model is not None:
-        known = sorted({run.model for run in runs if run.model})
+        known = sorted(filter(None, {run.model for run in runs}))
         runs = [run for run in runs if run.model == model]
         if not runs and known:
             click.echo(
@@ -436,13 +436,11 @@ def _refuse_together(ctx: click.Context) -> None:
     for mode, (is_of, heeded) in _MODES.items():
         if not any(_is_given(ctx, name) for name in is_of):
             continue
-        others = (
-            param.opts[0]
-            for param in ctx.command.params
-            if _is_given(ctx, param.name or "") and param.name not in heeded
-        )
-        if other := next(others, None):
-            raise UsageError(f"{other} does not go with {mode}", hint="oomguard history --help")
+        for param in ctx.command.params:
+            if _is_given(ctx, param.name or "") and param.name not in heeded:
+                raise UsageError(
+                    f"{param.opts[0]} does not work with {mode}", hint="oomguard history --help"
+                )
         return
 
 

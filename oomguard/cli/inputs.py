@@ -138,7 +138,7 @@ class InputRenderer:
         self.policy = read_policy(work.allow, work.pinned, work.floors)
         self.rules = read_rules(work.rules)
         self.facts = device_fact(work.gpu_memory)
-        self.settings = user_settings(dict(parse_assignment(text) for text in work.given))
+        self.settings = user_settings(dict(map(parse_assignment, work.given)))
         if work.model is not None:
             from oomguard.estimate.model.files import find_model
 
@@ -383,7 +383,7 @@ def in_parallel(
         own: reads an input that only this process can read, such as standard input.
         on_read: receives the number of bytes read; None for no progress.
     """
-    portable = [is_portable(path) for path in paths]
+    portable = list(map(is_portable, paths))
     to_do = deque(i for i in range(len(paths)) if portable[i])
     done: dict[int, RenderedInput] = {}
     pool = _Pool(work, min(jobs, len(to_do)), on_read)
@@ -694,7 +694,10 @@ def on_cluster(
 
     with cluster() as ray:
         at_once = jobs or cpus(ray)
-        away = [one for one in inputs if one.size_bytes is not None]
+        away = []
+        for one in inputs:
+            if one.size_bytes is not None:
+                away.append(one)
         batches = _batches(away, at_once)
         common = _Common(work._replace(in_folders=frozenset()), _folder(), __version__)
         try:
@@ -731,10 +734,13 @@ def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | 
     with contextlib.suppress(OSError):  # without the folder, no relative path is found either
         os.chdir(common.folder)
     renderer = _renderer(common.work)
-    return [
-        renderer.diagnose(one.path, is_named=one.is_named) if _is_the_same(one) else None
-        for one in batch
-    ]
+    outcomes: list[RenderedInput | None] = []
+    for one in batch:
+        if _is_the_same(one):
+            outcomes.append(renderer.diagnose(one.path, is_named=one.is_named))
+        else:
+            outcomes.append(None)
+    return outcomes
 
 
 @functools.lru_cache(maxsize=1)
@@ -845,7 +851,10 @@ def reading(
     """
     renderer = InputRenderer(work)
     names = [one.path for one in inputs]
-    sizes = {one.path: one.size_bytes for one in inputs if one.size_bytes is not None}
+    sizes = {}
+    for one in inputs:
+        if one.size_bytes is not None:
+            sizes[one.path] = one.size_bytes
     with ReadingProgress(len(inputs), sum(sizes.get(name, 0) for name in names), write) as progress:
         if progress.shown:
             on_read = progress.read

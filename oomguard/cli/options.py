@@ -115,7 +115,10 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups."""
         sections: dict[str, list[tuple[str, str]]] = {COMMON: []}
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        options = []
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option):
+                options.append(param)
         for option in sorted(options, key=self._rank):
             record = option.get_help_record(ctx)
             if record is not None:
@@ -233,13 +236,13 @@ def _of_unknown_option(error: click.NoSuchOption, ctx: click.Context) -> UsageEr
         message = f"there is no option {error.option_name}"
     else:
         message = f"{_short(ctx)} has no option {error.option_name}"
-    shown = [
-        name
-        for param in ctx.command.get_params(ctx)
-        if isinstance(param, click.Option) and not param.hidden
-        for name in (*param.opts, *param.secondary_opts)
-        if name.startswith("--")
-    ]
+    shown = []
+    for param in ctx.command.get_params(ctx):
+        if not isinstance(param, click.Option) or param.hidden:
+            continue
+        for name in (*param.opts, *param.secondary_opts):
+            if name.startswith("--"):
+                shown.append(name)
     near = difflib.get_close_matches(error.option_name, shown, n=1, cutoff=_SIMILAR)
     near = near or list(error.possibilities or ())
     if near:
@@ -528,7 +531,7 @@ def words_before_dashes() -> tuple[str, ...]:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-EFFECTS = click.Choice([str(effect) for effect in Effect])
+EFFECTS = click.Choice(list(map(str, Effect)))
 
 
 def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
@@ -684,7 +687,7 @@ def read_policy(
     Raises:
         SettingError: if a setting is unknown.
     """
-    return make_policy(allow, pinned, dict(parse_assignment(text) for text in floors), **limits)
+    return make_policy(allow, pinned, dict(map(parse_assignment, floors)), **limits)
 
 
 def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
@@ -699,7 +702,7 @@ def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
     """
     from oomguard.rules.rule_files import load_rules
 
-    return load_rules([Path(folder) for folder in folders], check=check)
+    return load_rules(list(map(Path, folders)), check=check)
 
 
 def report_configuration(

@@ -431,11 +431,11 @@ class SnapshotRequest:
         stem = self._path.stem
         suffix = self._path.suffix
         with contextlib.suppress(OSError):
-            return [
-                file
-                for file in folder.iterdir()
-                if file.name.startswith(stem) and file.suffix == suffix
-            ]
+            files = []
+            for file in folder.iterdir():
+                if file.name.startswith(stem) and file.suffix == suffix:
+                    files.append(file)
+            return files
         return []
 
     def _files(self) -> set[tuple[str, int]]:

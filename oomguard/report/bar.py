@@ -66,22 +66,26 @@ def segments(budget: Budget) -> tuple[BarSegment, ...]:
     Empty if no part is known. If the total is unknown, or the parts add up to more, the shares
     refer to the sum of the parts.
     """
-    parts = [part for part in budget.parts if part.bytes > 0]
+    parts = []
+    for part in budget.parts:
+        if part.bytes > 0:
+            parts.append(part)
     known = sum(part.bytes for part in parts)
     total = max(budget.device_total_bytes or 0, known)
     if not parts or total <= 0:
         return ()
     others = iter(_OTHERS * len(parts))
-    rows = [
-        BarSegment(
-            part.name,
-            part.bytes,
-            part.bytes / total,
-            part.source,
-            COLORS.get(part.name) or next(others),
+    rows = []
+    for part in parts:
+        rows.append(
+            BarSegment(
+                part.name,
+                part.bytes,
+                part.bytes / total,
+                part.source,
+                COLORS.get(part.name) or next(others),
+            )
         )
-        for part in parts
-    ]
     if total - known > _SMALLEST_REST_RATIO * total:
         rows.append(BarSegment(REST, total - known, (total - known) / total, "", COLORS[REST]))
     return tuple(rows)

@@ -76,7 +76,7 @@ def attempts_table(
             width=widths.get(name),
         )
     for row in rows:
-        table.add_row(*(Text(text) for text in row))
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -99,13 +99,19 @@ def reduction_sentence(attempts: Sequence[Attempt]) -> str | None:
 
     None if no setting was reduced, or the last attempt failed.
     """
-    patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
-    if not patches or not attempts[-1].succeeded:
+    changes = []
+    costs = []
+    for attempt in attempts:
+        for patch in attempt.patches:
+            if patch.effect < Effect.REDUCES_CAPACITY:
+                continue
+            changes.append(f"{patch.setting} {patch.change}")
+            costs.append(patch.tradeoff)
+    if not changes or not attempts[-1].succeeded:
         return None
-    changes = ", ".join(f"{p.setting} {p.change}" for p in patches)
     return (
-        f"Ran with reduced settings: {changes}. "
-        f"{' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
+        f"Ran with reduced settings: {', '.join(changes)}. "
+        f"{' '.join(dict.fromkeys(filter(None, costs)))}"
     )
 
 
@@ -115,7 +121,7 @@ def attempt_dict(attempt: Attempt) -> dict[str, Any]:
     row = {
         "number": shown.number,
         "settings": shown.settings,
-        "patches": [patch_dict(p) for p in shown.patches],
+        "patches": list(map(patch_dict, shown.patches)),
         "kind": shown.incident.kind if shown.incident else None,
         "exit_status": shown.exit_status,
         "seconds": round(shown.seconds, 3),
@@ -136,7 +142,7 @@ def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) ->
     sentence = drawn(reduction_sentence(attempts))
     if form == ".json":
         answer = to_dict(diagnosis) | {
-            "attempts": [attempt_dict(a) for a in attempts],
+            "attempts": list(map(attempt_dict, attempts)),
             "reduced": sentence,
         }
         return json_line(answer) + "\n"
@@ -176,7 +182,9 @@ def _result(attempt: Attempt) -> str:
 
 def checked(attempt: Attempt) -> str:
     """Return predicted and measured values, one line for each figure; "" without any."""
-    predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
+    predicted: dict[str, float] = {}
+    for patch in attempt.patches:
+        predicted |= patch.predicts
     lines = []
     for name in dict.fromkeys([*predicted, *attempt.measured]):
         if name not in LABELS:
@@ -327,7 +335,7 @@ def _print_rows(
     table.add_column("result", no_wrap=True, min_width=max(len("result"), widths[1]))
     table.add_column("command, what failed, what was changed")
     for run in runs:
-        lines = [Text(shown_command(run), style="bold"), *(Text(line) for line in happened(run))]
+        lines = [Text(shown_command(run), style="bold"), *map(Text, happened(run))]
         result = Text(run.result, style=_STYLES[run.result]).append(
             f"\n{status_words(run)}", style="not bold dim"
         )
@@ -360,7 +368,10 @@ def print_run(console: Console, run: PastRun) -> None:
     for name, text in _heading(run):
         console.print(f"  {name:<9}{text}", markup=False, soft_wrap=True)
     attempts = [past.attempt for past in run.attempts]
-    not_ended = {past.attempt.number for past in run.attempts if past.ended_at is None}
+    not_ended = set()
+    for past in run.attempts:
+        if past.ended_at is None:
+            not_ended.add(past.attempt.number)
     console.print(attempts_table(attempts, columns=console.width, not_ended=not_ended))
     if not not_ended and (sentence := reduction_sentence(attempts)):
         console.print(drawn(sentence), markup=False)
@@ -376,15 +387,12 @@ def happened(run: PastRun) -> list[str]:
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))
-    unexplained = [
-        past
-        for past in run.attempts
-        if past.attempt.incident is None and (past.is_followed or past.why)
-    ]
-    others = Counter(past.attempt.error for past in unexplained)
-    lines += [
-        f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()
-    ]
+    others: Counter[str | None] = Counter()
+    for past in run.attempts:
+        if past.attempt.incident is None and (past.is_followed or past.why):
+            others[past.attempt.error] += 1
+    for error, count in others.items():
+        lines.append(f"{_times(count)} failed: {error or 'exit status 0'}")
     return drawn(lines)
 
 

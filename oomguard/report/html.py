@@ -414,14 +414,15 @@ def _evidence(incident: Incident) -> str:
 def _facts(facts: Mapping[str, Fact]) -> str:
     if not facts:
         return ""
-    rows = [
-        (
-            name,
-            amount(name, fact.value),
-            fact.source + ("" if fact.line is None else f", line {fact.line}"),
+    rows = []
+    for name, fact in sorted(facts.items()):
+        rows.append(
+            (
+                name,
+                amount(name, fact.value),
+                fact.source + ("" if fact.line is None else f", line {fact.line}"),
+            )
         )
-        for name, fact in sorted(facts.items())
-    ]
     return _details(f"Numbers ({len(rows)})", _table(rows))
 
 
@@ -429,9 +430,9 @@ def _settings(settings: Mapping[str, SettingInForce]) -> str:
     if not settings:
         return ""
     whose = {True: "set by the user", False: "default", None: ""}
-    rows = [
-        (name, str(row.value), whose[row.set_by_user]) for name, row in sorted(settings.items())
-    ]
+    rows = []
+    for name, row in sorted(settings.items()):
+        rows.append((name, str(row.value), whose[row.set_by_user]))
     return _details(f"Effective settings ({len(rows)})", _table(rows))
 
 

@@ -50,7 +50,10 @@ def incident_dict(incident: Incident) -> dict[str, Any]:
 
 def stored_incident(incident: Incident) -> dict[str, Any]:
     """Return one incident for storage: the contract's object plus the rounding of its figures."""
-    slack = {name: fact.slack for name, fact in sorted(incident.facts.items()) if fact.slack}
+    slack = {}
+    for name, fact in sorted(incident.facts.items()):
+        if fact.slack:
+            slack[name] = fact.slack
     return incident_dict(incident) | {"slack": plain_value(slack)}
 
 
@@ -101,6 +104,33 @@ def _is_finite(value: float) -> bool:
 
 def _incident(incident: Incident) -> dict[str, Any]:
     place = incident.location
+    facts = {}
+    for name, fact in sorted(incident.facts.items()):
+        facts[name] = fact.value
+    causes = []
+    for cause in incident.causes:
+        causes.append(
+            {
+                "id": cause.id,
+                "rule": cause.rule,
+                "confidence": cause.confidence,
+                "evidence": _evidence(cause.evidence),
+                "explanation": cause.explanation,
+                "title": cause.title,
+                "confirm": cause.confirm,
+            }
+        )
+    alternatives = []
+    for a in incident.alternatives:
+        alternatives.append(
+            {
+                "setting": a.setting,
+                "to": a.new,
+                "why_not": a.why_not,
+                "as_flag": a.as_flag,
+                "as_kwarg": a.as_kwarg,
+            }
+        )
     row = {
         "kind": incident.kind,
         "is_oom": incident.is_oom,
@@ -113,32 +143,12 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "start": incident.start,
         "also_in": incident.also_in,
         "wrappers": _evidence(incident.wrappers),
-        "facts": {name: fact.value for name, fact in sorted(incident.facts.items())},
-        "causes": [
-            {
-                "id": cause.id,
-                "rule": cause.rule,
-                "confidence": cause.confidence,
-                "evidence": _evidence(cause.evidence),
-                "explanation": cause.explanation,
-                "title": cause.title,
-                "confirm": cause.confirm,
-            }
-            for cause in incident.causes
-        ],
+        "facts": facts,
+        "causes": causes,
         "actions": [_action(action) for action in incident.actions],
         "plan": [_patch(patch) for patch in incident.plan],
         "budget": _budget(incident.budget),
-        "alternatives": [
-            {
-                "setting": a.setting,
-                "to": a.new,
-                "why_not": a.why_not,
-                "as_flag": a.as_flag,
-                "as_kwarg": a.as_kwarg,
-            }
-            for a in incident.alternatives
-        ],
+        "alternatives": alternatives,
         "unknown": incident.unknown,
         "missing": incident.missing
         and {"what": incident.missing.what, "command": incident.missing.command},
@@ -150,20 +160,23 @@ def _incident(incident: Incident) -> dict[str, Any]:
 
 
 def _start(start: EngineStart) -> dict[str, Any]:
+    facts = {}
+    for name, fact in sorted(start.facts.items()):
+        facts[name] = fact.value
+    settings = {}
+    for name, setting in sorted(start.settings.items()):
+        settings[name] = {
+            "value": setting.value,
+            "set_by_user": setting.set_by_user,
+            "source": setting.source,
+        }
     row = {
         "start": start.number,
         "framework": start.framework,
         "framework_version": start.framework_version,
         "line": start.line,
-        "facts": {name: fact.value for name, fact in sorted(start.facts.items())},
-        "settings": {
-            name: {
-                "value": setting.value,
-                "set_by_user": setting.set_by_user,
-                "source": setting.source,
-            }
-            for name, setting in sorted(start.settings.items())
-        },
+        "facts": facts,
+        "settings": settings,
         "settings_complete": start.settings_complete,
         "budget": _budget(start.budget),
     }
@@ -212,9 +225,9 @@ def _patch(patch: Patch) -> dict[str, Any]:
 
 
 def _budget(budget: Budget) -> dict[str, Any]:
-    parts = [
-        {"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts
-    ]
+    parts = []
+    for part in budget.parts:
+        parts.append({"name": part.name, "bytes": part.bytes, "source": part.source})
     return {
         "device_total_bytes": budget.device_total_bytes,
         "parts": parts,

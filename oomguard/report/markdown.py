@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import format_gib
-from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
+from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Evidence, Incident
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.phrases import (
     ShownIncident,
@@ -54,10 +54,14 @@ def to_markdown(diagnosis: Diagnosis) -> str:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
     else:
         text = f"**{inline(shown.source or 'text')}**: {shown.without_failure}\n"
-        text += "".join(f"\n{_start(start)}" for start in shown.starts)
+        for start in shown.starts:
+            text += f"\n{_start(start)}"
     for device in shown.snapshot.devices if shown.snapshot else ():
         text += f"\n{_device(device)}"
-    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes if note != EMPTY)
+    for note in shown.notes:
+        if note != EMPTY:
+            text += f"\n- note: {inline(note)}\n"
+    return text
 
 
 def inline(text: object) -> str:
@@ -71,7 +75,7 @@ def inline(text: object) -> str:
 
 def cell(text: object) -> str:
     """Escape a text for a table cell, with its line breaks."""
-    return "<br>".join(inline(line) for line in str(text).split("\n"))
+    return "<br>".join(map(inline, str(text).split("\n")))
 
 
 def code(text: str) -> str:
@@ -104,16 +108,15 @@ def _incident(shown: ShownIncident, source: str) -> str:
         lines += ["", inline(text)]
     if incident.actions:
         lines += ["", "**What to do**", ""]
-        lines += [
-            f"{number}. {_action(action)}" for number, action in enumerate(incident.actions, 1)
-        ]
+        for number, action in enumerate(incident.actions, 1):
+            lines.append(f"{number}. {_action(action)}")
     lines += ["", *_budget(incident.budget)]
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
         lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
     lines += [f"- not changed: {inline(text)}" for text in ruled_out_changes(incident)]
     for other in incident.alternatives:
-        paste = " or ".join(code(text) for text in pastes(other))
+        paste = " or ".join(map(code, pastes(other)))
         if tradeoff(other):
             cost = f" Cost: {inline(tradeoff(other))}"
         else:
@@ -121,7 +124,7 @@ def _incident(shown: ShownIncident, source: str) -> str:
         what = paste or inline(instead(other))
         lines.append(f"- instead: {what} ({inline(other.why_not)}){cost}")
     if incident.unknown:
-        lines.append(f"- unknown: {' '.join(inline(text) for text in incident.unknown)}")
+        lines.append(f"- unknown: {' '.join(map(inline, incident.unknown))}")
     if incident.missing:
         lines.append(
             f"- to decide: {inline(incident.missing.what)}: {code(incident.missing.command)}"
@@ -140,7 +143,7 @@ def _action(action: Action) -> str:
     texts += (
         [f"oomguard run needs permission: {inline(action.blocked_by)}"] if action.blocked_by else []
     )
-    return "<br>".join(text for text in texts if text)
+    return "<br>".join(filter(None, texts))
 
 
 def _budget(budget: Budget) -> list[str]:
@@ -157,27 +160,30 @@ def _budget(budget: Budget) -> list[str]:
     else:
         whole = "share"
     rows = [f"| where the bytes went | size | {whole} |", "|---|---:|---:|"]
-    rows += [
-        f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |"
-        for p in parts
-    ]
+    for part in parts:
+        if total:
+            share = cell(percent(part.ratio))
+        else:
+            share = ""
+        rows.append(f"| {cell(part.name)} | {format_gib(part.bytes)} | {share} |")
     return [*rows, "", *conflict]
 
 
 def _evidence(incident: Incident) -> list[str]:
-    seen = {
-        line.text if line.line is None else line.line: line
-        for line in (
-            *incident.wrappers,
-            *(e for cause in incident.causes for e in cause.evidence),
-            *incident.evidence,
-        )
-    }
+    evidence = list(incident.wrappers)
+    for cause in incident.causes:
+        evidence += cause.evidence
+    seen: dict[int | str, Evidence] = {}
+    for line in (*evidence, *incident.evidence):
+        if line.line is None:
+            seen[line.text] = line
+        else:
+            seen[line.line] = line
     if not seen:
         return []
     lines = sorted(seen.values(), key=lambda line: (line.line is None, line.line or 0))
     summary = f"<details><summary>Evidence ({len(lines)})</summary>"
-    return ["", summary, "", *fenced("\n".join(str(line) for line in lines)), "", "</details>"]
+    return ["", summary, "", *fenced("\n".join(map(str, lines))), "", "</details>"]
 
 
 def _device(device: DeviceMemory) -> str:
@@ -194,7 +200,7 @@ def _device(device: DeviceMemory) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> list[str]:
-    body = [f"| {' | '.join(cell(text) for text in row)} |" for row in rows]
+    body = [f"| {' | '.join(map(cell, row))} |" for row in rows]
     return [f"| {' | '.join(headings)} |", f"|{aligned}|", *body]
 
 
@@ -249,7 +255,10 @@ def markdown_console() -> Console:
                     self._write("block", fenced(captured.get().strip("\n")))
 
         def _print_lines(self, text: Text) -> None:
-            lines = [inline(line) for line in text.plain.split("\n") if line.strip()]
+            lines = []
+            for line in text.plain.split("\n"):
+                if line.strip():
+                    lines.append(inline(line))
             if text.style == "bold":
                 self._write("heading", [f"**{line}**" for line in lines])
             else:
@@ -287,7 +296,10 @@ def table_lines(table: Table, *, is_continued: bool = False) -> list[str]:
     def shown(value: Any) -> str:
         return cell(Text.from_markup(value).plain if isinstance(value, str) else value)
 
-    rows = zip(*([shown(value) for value in column.cells] for column in table.columns), strict=True)
+    columns = []
+    for column in table.columns:
+        columns.append(map(shown, column.cells))
+    rows = zip(*columns, strict=True)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     if is_continued and not table.show_header:
         return lines

@@ -154,7 +154,7 @@ def _hung(text: str, options: PanelOptions, *, first: str = "", rest: str = _MAR
         subsequent_indent=rest,
         break_on_hyphens=False,
     )
-    return [Text(line) for line in wrapped]
+    return list(map(Text, wrapped))
 
 
 def _headed(name: str, text: str, options: PanelOptions, color: str = "") -> list[Text]:
@@ -209,7 +209,11 @@ def _pasted(action: Action, incident: Incident, options: PanelOptions) -> str | 
     whole = (options.commands or {}).get(action.id)
     if whole is not None:
         return whole
-    patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
+    patch = None
+    for one in incident.plan:
+        if one.setting == action.id and one.new == action.new:
+            patch = one
+            break
     if options.command and action.new is not None and (action.command or "").startswith("--"):
         settings = {action.id: action.new}
         for other in incident.plan:
@@ -222,13 +226,16 @@ def _pasted(action: Action, incident: Incident, options: PanelOptions) -> str | 
             return changed
     if patch is None or patch.as_flag is None or patch.as_flag != action.command:
         return action.command
-    group = [
-        other
-        for other in incident.plan
-        if patch.group is not None and other.group == patch.group and other.as_flag is not None
-    ]
+    group = []
+    for other in incident.plan:
+        if patch.group is not None and other.group == patch.group and other.as_flag is not None:
+            group.append(other)
     flags = " ".join(str(other.as_flag) for other in group) or patch.as_flag
-    words = ", ".join(str(other.as_kwarg) for other in group or [patch] if other.as_kwarg)
+    keywords = []
+    for other in group or [patch]:
+        if other.as_kwarg:
+            keywords.append(str(other.as_kwarg))
+    words = ", ".join(keywords)
     line = f"{flags}  # in Python: {words}"
     if words and len(_MARGIN + line) <= options.width:
         return line
@@ -299,7 +306,7 @@ def _first_sentence(text: str) -> str:
 
 def _other_options(incident: Incident, options: PanelOptions, room: int | None) -> list[Text]:
     """Return the other actions and alternatives, one line each with the cost."""
-    rows = [_option(action) for action in incident.actions[1:]]
+    rows = list(map(_option, incident.actions[1:]))
     named = {action.id for action in incident.actions}
     for other in incident.alternatives:
         # a setting without a value or a direction is no option that a reader can choose
@@ -308,7 +315,8 @@ def _other_options(incident: Incident, options: PanelOptions, room: int | None) 
             paste = pastes(other)
             left = paste[0] if paste else instead(other)
             rows.append((left, other.why_not if options.full else "", tradeoff(other)))
-    rows += [(text, "not changed", "") for text in ruled_out_changes(incident)]
+    for text in ruled_out_changes(incident):
+        rows.append((text, "not changed", ""))
     if not rows:
         return []
     if room is not None and len(rows) == room + 1:
@@ -415,7 +423,9 @@ def _quoted(incident: Incident) -> tuple[Evidence | None, list[tuple[int, int]]]
     """Return the line with most figures of the headline, and where they are in it."""
     lines = [*incident.evidence]
     for cause in incident.causes[:1]:
-        lines += [one for one in cause.evidence if one.line is not None]
+        for one in cause.evidence:
+            if one.line is not None:
+                lines.append(one)
     if not lines:
         return None, []
     at = incident.location.line
@@ -429,7 +439,7 @@ def _quoted(incident: Incident) -> tuple[Evidence | None, list[tuple[int, int]]]
         weight = sum(2.0**-place for place, span in enumerate(spans) if span is not None)
         if weight > best_weight:
             best, best_weight = line, weight
-            best_spans = [span for span in spans if span is not None]
+            best_spans = list(filter(None, spans))
     return best, best_spans
 
 

@@ -18,9 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"
 MANIFESTS = sorted(FOLDER.glob("*.yaml"))
 VERSIONS = ("1.31", "1.34")
-STATUSES = tomllib.loads(
-    (ROOT / "oomguard" / "cluster" / "statuses.toml").read_text()
-)["statuses"]
+STATUSES = tomllib.loads((ROOT / "oomguard" / "cluster" / "statuses.toml").read_text())["statuses"]
 ENTRY = re.search(r"^ENTRYPOINT (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)[1]
 
 
