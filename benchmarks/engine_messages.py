@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from support.figure import conclude, skip
 from support.vllm_texts import Text, printed_texts
 from support.wheels import package_of

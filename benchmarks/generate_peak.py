@@ -11,7 +11,7 @@ import functools
 import warnings
 from typing import Any
 
-from oomguard.estimate.call.trace import PlannedCall, traced_steps
+from oomguard.estimate.call.call_budget import PlannedCall, traced_steps
 from support.cpu_allocator import peak_bytes
 from support.figure import conclude
 

@@ -12,9 +12,9 @@ import psutil
 
 from oomguard.supervisor import process
 from oomguard.supervisor.output_buffer import OutputBuffer
-from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput
+from oomguard.supervisor.tree import become_subreaper
 from support.figure import conclude
 from support.supervising import wait_for
 

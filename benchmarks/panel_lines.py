@@ -14,7 +14,7 @@ import statistics
 from rich.console import Console
 
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.report.panel import print_diagnosis
 from support.commands import ROOT
 from support.figure import conclude, skip

@@ -27,8 +27,7 @@ OURS = (
     "oomguard._version",
     "oomguard.__main__",
     "oomguard.core",
-    "oomguard.core.safe_python",
-    "oomguard.core.process_state",
+    "oomguard.core.process",
 )
 _BARE = [sys.executable, "-c", "pass"]
 # What the installed script does.

@@ -11,8 +11,7 @@ import tempfile
 import time
 
 from oomguard.rules.rule_files import load_rules
-from oomguard.scan.anchors import finder
-from oomguard.scan.skim import skim
+from oomguard.scan.anchors import finder, skim
 from support.commands import oomguard_command
 from support.figure import conclude
 

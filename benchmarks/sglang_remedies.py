@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from oomguard.core.incident import Incident, Patch
-from oomguard.core.setting_spellings import table_of
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.core.settings import table_of
+from oomguard.diagnosis import diagnose
 from support.figure import conclude
 
 DATA = Path(__file__).parent / "data" / "sglang_failures.toml"

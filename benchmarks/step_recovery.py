@@ -2,8 +2,8 @@
 alive, did every other request finish with the same tokens, what did it cost.
 
 The real engine runs on the CPU, in each mode that the page of the docs names (support/step_engine.py
-raises the failures). Then the memory after many recoveries, and the throughput with the recovery
-in place and without, in turns. BENCH_RESUME=FOLDER keeps the modes that are done.
+raises the failures). Then the memory after many recoveries, the throughput with the recovery in
+place and without, in turns, and the relaunches of `oomguard run` with and without the recovery.
 """
 
 import argparse
@@ -18,8 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from oomguard.journal.store import Journal
 from support.figure import conclude, skip
 from support.resume import Results
+from support.stranger_case import read_cases
+from support.stranger_run import observe
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = ROOT / ".venv-vllm"
@@ -40,6 +43,10 @@ MODES: dict[str, dict[str, Any]] = {
     "second runner": {"failures": 15, **SECOND_RUNNER},
     "second runner, asynchronous": {"failures": 15, "async": 1, **SECOND_RUNNER},
 }
+# What fails in a user's program under `oomguard run`, on the tiny model (step_engine.py)
+FAULTS = ("passing", "large step", "large batch", "one request", "gone")
+# Testers' programs whose engine starts well and runs out of memory at work, with real limits.
+AT_WORK = ("aa08_rollouts_sixteen_a_prompt_top_p", "aa17_bench_latency_wide_mlp_step")
 LEAK = {"way": "leak", "failures": 1000, "lengths": [20, 60], "tokens": 8}
 COST = {"way": "cost", "turns": 40, "lengths": [20, 200], "tokens": 32}
 COST_GOAL_RATIO = 0.995
@@ -73,7 +80,7 @@ def run(folder: Path, mode: dict[str, Any]) -> dict[str, Any] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--resume", type=Path, help="file that keeps the modes that are done")
-    parser.add_argument("--only", nargs="*", help="only these modes, 'leak' or 'cost'")
+    parser.add_argument("--only", nargs="*", help="only these modes, leak, cost or relaunches")
     asked = parser.parse_args()
     if not (ENVIRONMENT / "ready").exists():
         skip("no vLLM environment: run scripts/vllm-env")
@@ -89,8 +96,83 @@ def main() -> None:
                 continue
             found[mode] = results.kept(mode, functools.partial(run, folder, values))
             print(shown(mode, found[mode]), flush=True)
-    is_met = [report(found), report_leak(found.get("leak")), report_cost(found.get("cost"))]
+        relaunches = {}
+        if not asked.only or "relaunches" in asked.only:
+            relaunches = count_relaunches(results)
+    is_met = [
+        report(found),
+        report_leak(found.get("leak")),
+        report_cost(found.get("cost")),
+        report_relaunches(relaunches),
+    ]
     conclude("step recovery", met=all(is_met))
+
+
+def count_relaunches(results: Results) -> dict[str, dict[str, Any]]:
+    """Run programs that run out of memory at work, with the recovery and without."""
+    testers = {case["name"]: case for case in read_cases("strangers_ninth")}
+    found: dict[str, dict[str, Any]] = {}
+    for case in (*FAULTS, *AT_WORK):
+        for options in ([], ["--no-step-recovery"]):
+            name = " ".join(("relaunches", case, *options))
+            if case in FAULTS:
+                run_case = functools.partial(run_job, case, options)
+            else:
+                tester = testers[case]
+                changed = {**tester, "allow": [*tester["allow"], *options]}
+                run_case = functools.partial(observe, changed)
+            seen = results.kept(name, run_case)
+            found[name] = seen
+            print(f"{name}: {seen['relaunches']} relaunches, runs: {seen['runs']}", flush=True)
+    return found
+
+
+def run_job(fault: str, options: list[str]) -> dict[str, Any]:
+    """Run a user's program with a fault under `oomguard run`; return its end and its relaunches."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        python = str(ENVIRONMENT / "bin" / "python")
+        make = [python, str(ROOT / "examples" / "make_tiny_model.py"), "tiny"]
+        subprocess.run(make, cwd=folder, check=True, capture_output=True)
+        job = [python, str(ENGINE), json.dumps({"way": "job", "fault": fault})]
+        allowed = ["--allow", "reduces-capacity", "--journal", "journal.sqlite3"]
+        command = [str(ENVIRONMENT / "bin" / "oomguard"), "run", *allowed, *options, "--", *job]
+        env = {key: value for key, value in os.environ.items() if not key.startswith("OOMGUARD_")}
+        ran = subprocess.run(
+            command,
+            cwd=folder,
+            env={**env, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        records = Journal(folder / "journal.sqlite3").records()
+    return {
+        "runs": ran.returncode == 0 and "RESULT" in ran.stdout,
+        "relaunches": max(0, len(records) - 1),
+        "attempts": [dict(record.settings) for record in records],
+        "result": [line for line in ran.stdout.splitlines() if line.startswith("RESULT")],
+    }
+
+
+def report_relaunches(found: dict[str, dict[str, Any]]) -> bool:
+    """Print how many relaunches the recovery saves."""
+    if not found:
+        return True
+    counts = {True: 0, False: 0}
+    ended_well = {True: 0, False: 0}
+    for name, seen in found.items():
+        is_recovering = not name.endswith("--no-step-recovery")
+        counts[is_recovering] += seen["relaunches"]
+        ended_well[is_recovering] += seen["runs"]
+    half = len(found) // 2
+    print(
+        f"relaunches of {half} programs that run out of memory at work: {counts[True]} with the "
+        f"recovery, {counts[False]} without (goal: fewer than half); programs that ended well: "
+        f"{ended_well[True]} and {ended_well[False]}"
+    )
+    return 2 * counts[True] < counts[False] and ended_well[True] >= ended_well[False]
 
 
 def shown(mode: str, found: dict[str, Any] | None) -> str:

@@ -12,9 +12,8 @@ from typing import Any
 from unittest import mock
 
 from oomguard.core.errors import RuleError
-from oomguard.core.incident import CAUSES, PHASES
-from oomguard.core.kinds import KINDS
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.core.incident import CAUSES, KINDS, PHASES
+from oomguard.diagnosis import diagnose_lines
 from oomguard.report.json import to_json
 from oomguard.rules.rule_files import RuleSet, load_rules
 from oomguard.scan.source import read_lines

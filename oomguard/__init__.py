@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oomguard.cluster.placement.devices import PlacedDevices, place
-    from oomguard.comparison.comparison import Comparison
-    from oomguard.comparison.diff import diff
+    from oomguard.comparison import Comparison, diff
     from oomguard.core.errors import (
         ConfigError,
         DeadlineError,
@@ -45,11 +44,10 @@ if TYPE_CHECKING:
         WakeUpError,
     )
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
-    from oomguard.core.timeline import MemoryUse, SeenCall, Timeline
-    from oomguard.diagnosis.diagnose import diagnose
-    from oomguard.engines.ray.engine_arguments import ray_patched
-    from oomguard.engines.ray.runtime_env import ray_runtime_env
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
+    from oomguard.diagnosis import diagnose
+    from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
@@ -113,11 +111,9 @@ __all__ = [
 _HOMES = {
     "planning.plan": ("plan",),
     "planning.start": ("StartPlan",),
-    "comparison.comparison": ("Comparison",),
-    "comparison.diff": ("diff",),
-    "diagnosis.diagnose": ("diagnose",),
-    "engines.ray.engine_arguments": ("ray_patched",),
-    "engines.ray.runtime_env": ("ray_runtime_env",),
+    "comparison": ("Comparison", "diff"),
+    "diagnosis": ("diagnose",),
+    "engines.ray.engine_arguments": ("ray_patched", "ray_runtime_env"),
     "core.errors": (
         "ConfigError",
         "DeadlineError",
@@ -139,13 +135,13 @@ _HOMES = {
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
     "mapping.work": ("Results",),
-    "estimate.call.trace": ("CallBudget",),
+    "estimate.call.call_budget": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
     "cluster.placement.devices": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
     "telemetry.guarded_calls": ("enable_metrics",),
-    "core.timeline": ("MemoryUse", "SeenCall", "Timeline"),
-    "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
+    "core.measurements": ("MemoryUse", "SeenCall", "Timeline"),
+    "core.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.record_forms": ("record_dict", "record_markdown", "record_text"),  # not public
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }

@@ -27,7 +27,7 @@ def main() -> None:
         if status is not None:
             raise SystemExit(status)
     try:
-        from oomguard.core.safe_python import leave_working_directory
+        from oomguard.core.process import leave_working_directory
 
         leave_working_directory()
         import gc
@@ -51,14 +51,14 @@ def _supervised(own: list[str], command: list[str]) -> int | None:
     """Supervise the command and never return, unless it cannot be started, or only help is asked
     for (None).
     """
-    from oomguard.core.safe_python import leave_working_directory
+    from oomguard.core.process import leave_working_directory
 
     leave_working_directory()
     _end_by_interrupt()
     if {"-h", "--help"} & set(own):
         _disarm()
         return None
-    from oomguard.core.process_state import disabled
+    from oomguard.core.process import disabled
     from oomguard.supervisor.failsafe import become, run_safely
 
     if not disabled():

@@ -221,8 +221,7 @@ def words(names: Any) -> str:
 def json_page() -> str:
     """Return the page of the JSON contract: keys in words, closed lists from the code."""
     from oomguard.core.facts import REGISTRY
-    from oomguard.core.incident import CAUSES, PHASES
-    from oomguard.core.kinds import KINDS, NOT_OOM_KINDS
+    from oomguard.core.incident import CAUSES, KINDS, NOT_OOM_KINDS, PHASES
 
     command = [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", EXAMPLE_LOG]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -242,8 +241,8 @@ def json_page() -> str:
 
 def settings_page() -> str:
     """Return the page of the settings: effect, and flag by engine."""
-    from oomguard.core.setting_spellings import engines as known_engines
-    from oomguard.core.setting_spellings import surface
+    from oomguard.core.settings import engines as known_engines
+    from oomguard.core.settings import surface
 
     table = tomllib.loads((ROOT / "oomguard" / "core" / "settings.toml").read_text("utf-8"))
     engines = sorted(known_engines())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 ROOT = Path(__file__).parents[1]
 _SHORTEST_LOG_CHARS = 60

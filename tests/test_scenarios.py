@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oomguard.scan.skim as skim_module
+import oomguard.scan.anchors as skim_module
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
+from oomguard.diagnosis import diagnose, diagnose_stream
 from support.each import each
 
 NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."

@@ -32,7 +32,7 @@ _seen = {}
 _log = os.open(_fault["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT) if "log" in _fault else -1
 _shorter = {
     "oomguard.supervisor.failsafe": {"TICK_S": 0.2},
-    "oomguard.supervisor.analyst_process": {"LIMIT_S": 4.0},
+    "oomguard.supervisor.loop": {"ANSWER_LIMIT_S": 4.0},
     "oomguard.supervisor.reaper": {"_START_S": 2.0, "_REAP_S": 1.0},
 }
 

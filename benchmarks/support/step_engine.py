@@ -38,6 +38,8 @@ class Failures:
         self.rate = 0.0
         self.bad = False
         self.limit_tokens = 0
+        self.limit_rows = 0
+        self.passing = 0
         self.count = 0
         self._random = random.Random(seed)
 
@@ -51,7 +53,7 @@ class Failures:
 
         self._wrap(CPUWorker, "determine_available_memory", self._check)
         self._wrap(LlamaModel, "forward", self._check_forward)
-        self._wrap(GPUModelRunner, "_sample", self._check)
+        self._wrap(GPUModelRunner, "_sample", self._check_sampler)
         self._wrap(SecondRunner, "sample", self._check)
         self._wrap(GPUModelRunner, "_get_prompt_logprobs_dict", self._check_first)
         self._wrap(PromptLogprobsWorker, "compute_prompt_logprobs", self._check_second)
@@ -74,10 +76,18 @@ class Failures:
         self, _model: Any, input_ids: Any, positions: Any, *_: Any, **__: Any
     ) -> None:
         self._check()
+        if self.passing:
+            self.passing -= 1
+            self._fail(96.0)
         if self.limit_tokens and positions.shape[-1] > self.limit_tokens:
             self._fail(positions.shape[-1] / 10)
         if self.bad and input_ids is not None and (input_ids == BAD_TOKEN).sum() >= 3:
             self._fail(96.0)
+
+    def _check_sampler(self, _runner: Any, logits: Any, *_: Any, **__: Any) -> None:
+        self._check()
+        if self.limit_rows and logits is not None and logits.shape[0] > self.limit_rows:
+            self._fail(logits.shape[0] * 64.0)
 
     def _check_first(self, runner: Any, _hidden: Any, scheduled: Any, *_: Any) -> None:
         asked = runner.num_prompt_logprobs
@@ -248,7 +258,7 @@ def main() -> None:
     failures.rate = 0.0
     core = llm.llm_engine.engine_core.engine_core
     clients = Clients(llm, mode)
-    ways = {"survive": survive, "edges": edges, "leak": leak, "cost": cost}
+    ways = {"survive": survive, "edges": edges, "leak": leak, "cost": cost, "job": job}
     found = ways[mode.get("way", "survive")](clients, core, failures, mode)
     found["scheduler"] = type(core.scheduler).__name__
     print("RESULT", json.dumps(found))
@@ -392,6 +402,35 @@ def at_one_token(clients: Clients, core: Any, failures: Failures) -> dict[str, A
         "failures": failures.count,
         "seconds": round(time.perf_counter() - began_s, 2),
     }
+
+
+def job(clients: Clients, core: Any, failures: Failures, mode: dict[str, Any]) -> dict[str, Any]:
+    """Run requests as a user's program under `oomguard run`; an engine that ends ends the program.
+
+    The file ``fault`` shows a later attempt that there was one before.
+    """
+    is_first = not Path("fault").exists()
+    Path("fault").touch()
+    jobs = [clients.request(number) for number in range(16)]
+    fault = mode["fault"]
+    if fault in {"large step", "gone"}:
+        failures.limit_tokens = 512
+    elif fault == "large batch":
+        failures.limit_rows = 4
+    elif fault == "passing" and is_first:
+        failures.passing = 2
+    elif fault == "one request":
+        failures.bad = True
+        jobs.append(clients.offender(1))
+    outputs = clients.run(jobs)
+    failed_steps = failures.count
+    if fault == "gone" and is_first:
+        # Another process takes the memory now, and has returned it when the next attempt starts.
+        failures.rate = 1.0
+        outputs = clients.run(jobs)
+    finished = sum(one.outputs[0].finish_reason == "length" for one in outputs)
+    tokens = core.vllm_config.scheduler_config.max_num_batched_tokens
+    return {"finished": finished, "failed_steps": failed_steps, "most_tokens": tokens}
 
 
 def _aborted() -> Any:

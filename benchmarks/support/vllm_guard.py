@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from oomguard.engines.vllm.in_process import core_client
+from oomguard.engines.vllm.in_process import core_restart
 from oomguard.engines.vllm.in_process.start import FREED
 from oomguard.engines.vllm.in_process.step_recovery import relied_on
 from oomguard.engines.vllm.package import parsed
@@ -59,7 +59,7 @@ def guard_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Itera
         said = f"{module}.{owner}.{name}"
         found = _has(package, module, owner, name)
         yield presence("guard", said, stated=is_in(only_in.get(said), version), found=found)
-    for path in (core_client.__file__, core_client.__file__):
+    for path in (core_restart.__file__,):
         for node in ast.walk(parsed(Path(path))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
                 for alias in node.names:

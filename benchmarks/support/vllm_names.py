@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from oomguard.core.files import read_tables
-from oomguard.engines.vllm import own_command
+from oomguard.engines.vllm import command as vllm_command
 from oomguard.engines.vllm.package import added_arguments, parsed
 from oomguard.estimate import constants
-from oomguard.estimate.start import engine_layout_process, failed_allocation
+from oomguard.estimate.start import engine_layout, failed_allocation
 from support.vllm_rows import Row, is_in, presence
 
 OWN = Path(constants.__file__).parents[1]
@@ -73,7 +73,7 @@ def variable_rows(package: Path, version: str, only_in: Mapping[str, str]) -> It
 
 def import_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
     """Yield what ``plan --ask-engine`` imports from the installed vLLM."""
-    for node in ast.walk(parsed(Path(engine_layout_process.__file__))):
+    for node in ast.walk(parsed(Path(engine_layout.__file__))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
@@ -128,7 +128,7 @@ def endpoint_rows(package: Path, version: str, only_in: Mapping[str, str]) -> It
     """
     text = "".join(path.read_text(encoding="utf-8") for path in package.glob("entrypoints/**/*.py"))
     for path in tomllib.loads(
-        Path(own_command.__file__).with_name("effects.toml").read_text(encoding="utf-8")
+        Path(vllm_command.__file__).with_name("effects.toml").read_text(encoding="utf-8")
     )["not_requests"]:
         yield presence(
             "endpoint", path, stated=is_in(only_in.get(path), version), found=f'"{path}"' in text
@@ -161,7 +161,7 @@ def command_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Ite
     """Yield the subcommands and modules that hand settings to the engine, and the flags by which a
     benchmark's length is read.
     """
-    own = own_command.table()
+    own = vllm_command.table()
     for words in own["own"]:
         if words[0] == "vllm":
             said = " ".join(words)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oomguard.engines.vllm import own_command
+from oomguard.engines.vllm import command as vllm_command
 from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED
 from oomguard.engines.vllm.package import parsed
 from oomguard.rules.rule_files import load_rules
 from oomguard.rules.signature import Wording
-from oomguard.scan.log_prefixes import peel
+from oomguard.scan.lines import peel
 from support.vllm_rows import Row, is_in, presence
 from support.vllm_texts import Text, printed_texts, traced_lines
 
@@ -81,7 +81,7 @@ def printed_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Ite
     versions of those without their own.
     """
     looked = wordings(near=False)
-    for pattern in own_command.table()["refusals"]["patterns"]:
+    for pattern in vllm_command.table()["refusals"]["patterns"]:
         looked.append(
             Looked(
                 f"refusal: {pattern}",
@@ -119,7 +119,7 @@ def printed_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Ite
 def _request_lines() -> list[dict[str, Any]]:
     """Return the lines by which requests are known, those of a server below vLLM left out."""
     rows = tomllib.loads(
-        Path(own_command.__file__).with_name("effects.toml").read_text(encoding="utf-8")
+        Path(vllm_command.__file__).with_name("effects.toml").read_text(encoding="utf-8")
     )["request"]
     return [row for row in rows if row["source"].startswith(_OWN)]
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from oomguard.core.setting_spellings import Surface, default_value, surfaces, table_of
-from oomguard.core.settings import SETTINGS
+from oomguard.core.settings import SETTINGS, Surface, default_value, surfaces, table_of
 from oomguard.engines.vllm.package import Sources, added_arguments, parsed, read_sources
 from oomguard.engines.vllm.plugin import _PARTS, HOOK
 from oomguard.estimate.start.start import VllmSettings

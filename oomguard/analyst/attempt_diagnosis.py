@@ -1,4 +1,7 @@
-"""Diagnose one attempt from its recorded output, if it failed."""
+"""Diagnose one attempt from its recorded output, if it failed.
+
+A stop for the host's memory is a failure too: the supervisor's record of it becomes the facts.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.attempt_settings import EnvLauncher, given_settings, with_effective_settings
-from oomguard.analyst.host_stop import with_host_stop
 from oomguard.analyst.link import AttemptResult
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.analyst.side_effects import SideEffectMonitor
+from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Diagnosis, Evidence, Incident
 from oomguard.core.log import get_logger
@@ -25,7 +29,7 @@ from oomguard.engines.protocol import Insight
 from oomguard.engines.unwrap_command import inner_commands
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.remedy.policy import LeastValue, with_needed
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from oomguard.scan.incidents import with_label
 
 if TYPE_CHECKING:
@@ -320,3 +324,105 @@ class AttemptDiagnoser:
             incidents=tuple(settled(i, changed=self.ledger.settings) for i in scanned.incidents),
         )
         return AttemptDiagnosis(self.ledger.diagnose(scanned, self.rules, local_models=True))
+
+
+_STOP_KIND: Final = "host_oom"
+_STOP_BY_LIMIT: Final = "limit"
+# The curve shows these seconds before the stop.
+_CURVE_POINTS_S: Final = (60, 30, 10, 5, 2, 1)
+
+
+def reason_of(record: Mapping[str, Any] | None) -> TerminationReason | None:
+    """Return why the supervisor stopped the command; None if it did not."""
+    if record is None:
+        return None
+    return TerminationReason(_stop_sentence(record), is_hang=False, host=record)
+
+
+def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
+    """Return the diagnosis with the stop as its first failure.
+
+    The engine's own last words are left out unless memory ran out in it, because the stop caused
+    them.
+
+    Args:
+        found: the diagnosis of the command's output.
+        record: the supervisor's record of the stop.
+    """
+    figures = _stop_figures(record)
+    figures["engine_in_host_memory"] = bool(found.starts) and (
+        record["is_unified"] or "on_cpu" in found.starts[-1].facts
+    )
+    facts = {name: Fact(name, value, "measured") for name, value in figures.items()}
+    curve = _stop_curve(record["curve"])
+    lines = (_stop_sentence(record), curve, _killed_processes(record["killed"]))
+    evidence = tuple(Evidence(line) for line in lines if line)
+    incident = Incident(
+        _STOP_KIND,
+        evidence[0].text,
+        framework="host",
+        facts=MappingProxyType(facts),
+        evidence=evidence,
+    )
+    if found.starts:
+        start = found.starts[-1]
+        incident = replace(
+            incident,
+            framework=start.framework,
+            framework_version=start.framework_version,
+            facts=MappingProxyType({**start.facts, **facts}),
+            settings=start.settings,
+            settings_complete=start.settings_complete,
+            start=start.number,
+        )
+    others = tuple(other for other in found.incidents if other.is_oom)
+    notes = (curve, *(note for note in found.notes if note != evidence[0].text))
+    return replace(found, incidents=(incident, *others), notes=notes)
+
+
+def _stop_figures(record: Mapping[str, Any]) -> dict[str, FactValue]:
+    total = record["total_bytes"]
+    figures: dict[str, FactValue] = {
+        "host_scope": record["scope"],
+        "host_available_bytes": record["available_bytes"],
+        "host_reserve_bytes": record["reserve_bytes"],
+        "host_room_bytes": max(0, record["begin_bytes"] - record["reserve_bytes"]),
+        "host_growth_bytes": record["growth_bytes"],
+        "host_machine_bytes": record["machine_bytes"],
+    }
+    if record["scope"] == _STOP_BY_LIMIT:
+        figures["host_limit_bytes"] = total
+    else:
+        figures["host_total_bytes"] = total
+    if record["holder"]:
+        figures["host_holder"] = f"{record['holder']} (pid {record['holder_pid']})"
+        figures["host_holder_bytes"] = record["holder_bytes"]
+    return figures
+
+
+def _stop_sentence(record: Mapping[str, Any]) -> str:
+    where = {True: "below the memory limit of", False: "of"}[record["scope"] == _STOP_BY_LIMIT]
+    return (
+        f"oomguard stopped the command: {format_gib(record['available_bytes'])} was left {where} "
+        f"{format_gib(record['total_bytes'])}, and the host reserve is "
+        f"{format_gib(record['reserve_bytes'])}"
+    )
+
+
+def _stop_curve(curve: Sequence[Sequence[float]]) -> str:
+    """Return what was left in the last minute, as one line."""
+    shown = []
+    for seconds in _CURVE_POINTS_S:
+        earlier = [left for at_s, left in curve if at_s <= -seconds]
+        if earlier:
+            shown.append(f"{format_gib(earlier[-1])} {seconds} s before")
+    shown.append(f"{format_gib(curve[-1][1])} at the stop")
+    return f"Memory left: {', '.join(shown)}"
+
+
+def _killed_processes(killed: Sequence[Sequence[Any]]) -> str:
+    """Return the processes that did not stop in time, as one line; "" without any."""
+    names = [f"{name} (pid {pid}, {format_gib(size)})" for pid, name, size in killed]
+    if not names:
+        return ""
+    return f"oomguard killed {', '.join(names)}, because SIGTERM did not stop the command in time"

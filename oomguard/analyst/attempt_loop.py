@@ -8,24 +8,25 @@ from logging import DEBUG
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oomguard.analyst.attempt_diagnosis import AttemptDiagnoser, AttemptDiagnosis
-from oomguard.analyst.attempt_hooks import AttemptHooks, DeviceAssignment, NoPlacement
+from oomguard.analyst.attempt_diagnosis import AttemptDiagnoser, AttemptDiagnosis, reason_of
+from oomguard.analyst.attempt_hooks import (
+    NO_RELAUNCH,
+    NO_TIME,
+    AttemptHooks,
+    AttemptReport,
+    Coordinator,
+    DeviceAssignment,
+    NoCoordinator,
+    NoPlacement,
+    SideEffectReport,
+    Verdict,
+    record_of,
+)
 from oomguard.analyst.attempt_settings import (
     BY_VARIABLE,
     EnvLauncher,
     report_ineffective_change,
 )
-from oomguard.analyst.coordination import (
-    NO_RELAUNCH,
-    NO_TIME,
-    AttemptReport,
-    Coordinator,
-    NoCoordinator,
-    SideEffectReport,
-    Verdict,
-    record_of,
-)
-from oomguard.analyst.host_stop import reason_of
 from oomguard.analyst.journal_hook import JournalHook, last_start, record_calibration
 from oomguard.analyst.link import Link, LiveOutput, ReceivedSignals
 from oomguard.analyst.nested_run import log_exhausted
@@ -42,15 +43,20 @@ from oomguard.core.errors import DeadlineError, PlacementError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import surface
-from oomguard.core.settings import SETTINGS
-from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
+from oomguard.core.settings import SETTINGS, surface
+from oomguard.engines.command import (
+    Launch,
+    StartedEngine,
+    changes_with,
+    with_change,
+    with_failed_engine,
+    without_changes,
+)
 from oomguard.engines.protocol import Insight, Launcher
 from oomguard.engines.registry import insight_of, launcher_of
-from oomguard.engines.start_attempt import StartedEngine, changes_with
 from oomguard.probe.host import Cgroup, read_cgroup
 from oomguard.remedy.policy import Policy, is_out_of_question, with_needed
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 
 if TYPE_CHECKING:
     from oomguard.analyst.output import ParsedOutput

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.output import ParsedOutput
     from oomguard.engines.command import Launch
     from oomguard.journal.codec import AttemptRow
-    from oomguard.journal.shared import SharedJournal
+    from oomguard.journal.delivery import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.scan.scan import Scanner
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import LaunchError
-from oomguard.core.process_state import set_pid_of_run
+from oomguard.core.process import set_pid_of_run
 from oomguard.supervisor.output_buffer import RecordedOutput
 
 _ALIVE_S: Final = 1.0

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from oomguard.analyst.link import ReceivedSignals
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.core.process_state import status_in_words
-from oomguard.retry.ledger import Ledger
+from oomguard.core.process import status_in_words
+from oomguard.retry import Ledger
 
 # The server's own time to end after a hang; what hangs seldom takes it.
 END_S: Final = 10.0

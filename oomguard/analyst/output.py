@@ -18,12 +18,11 @@ from oomguard.core.incident import Diagnosis, Patch, SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.text import strip_escapes
 from oomguard.rules.rule_files import RuleSet
-from oomguard.scan.anchors import Finder, finder
+from oomguard.scan.anchors import Finder, InputPosition, finder, skim
 from oomguard.scan.engine_errors import passes_on
-from oomguard.scan.log_prefixes import TRACEBACK, peel
+from oomguard.scan.lines import TRACEBACK, peel
 from oomguard.scan.scan import Scanner, scan
-from oomguard.scan.skim import Gap, InputPosition, skim
-from oomguard.scan.source import Line
+from oomguard.scan.source import Gap, Line
 from oomguard.supervisor.output_buffer import DroppedOutput, RecordedOutput
 
 # An exception that was handled may be printed too, and one raised during handling shows both. Only

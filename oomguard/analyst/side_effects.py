@@ -24,7 +24,7 @@ from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
-from oomguard.engines.side_effects import RequestLine, engine_effects
+from oomguard.engines.server import RequestLine, engine_effects
 from oomguard.supervisor.open_files import Identity, identity, open_for_writing
 from oomguard.supervisor.output_buffer import RecordedOutput, Slot
 
@@ -557,7 +557,7 @@ class SideEffectMonitor:
     def seen(self) -> SideEffects:
         """Return the side effects of the last attempt."""
         from oomguard.analyst.nested_run import innermost_command
-        from oomguard.engines.side_effects import is_server
+        from oomguard.engines.server import is_server
         from oomguard.journal.location import is_journal_file
 
         if self._files is None:

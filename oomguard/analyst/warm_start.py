@@ -23,7 +23,7 @@ from oomguard.core.settings import SETTINGS, effect_of
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import StartKey
 from oomguard.engines.registry import insight_of, launcher_of
-from oomguard.journal.known_good import KnownGood, KnownRun, last_run, tried_before
+from oomguard.journal.queries import KnownGood, KnownRun, last_run, tried_before
 from oomguard.remedy.policy import Policy, with_needed
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from oomguard._version import __version__
 from oomguard.cli.config import read_configuration, source_of
 from oomguard.cli.options import Group, as_usage_error, warn_of_old_name, write_lines
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
-from oomguard.core.extensions import optional_commands
+from oomguard.core.installation import optional_commands
 
 # Handle our own output if it is lost: its reader is gone (``| head``), or the disk is full.
 #
@@ -272,8 +272,8 @@ def _report_lost(lost: OutputLostError) -> int:
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
     # The message may quote a secret of a command, or a stranger's path.
+    from oomguard.core.presentable import drawn
     from oomguard.core.redact import homes_kept
-    from oomguard.report.presentable import drawn
 
     hint = getattr(error, "hint", None)
     # Without a reader, the exit status still reports the error.

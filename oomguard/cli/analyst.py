@@ -10,8 +10,8 @@ import sys
 from typing import Final
 
 from oomguard.analyst.link import Link, set_link
-from oomguard.supervisor.process_control import die_with_parent, set_name
 from oomguard.supervisor.signal_sets import STOPS
+from oomguard.supervisor.tree import die_with_parent, set_name
 
 # Limit of the process's own memory. Reading a long log takes far less.
 _MOST_BYTES: Final = 4 << 30

@@ -19,7 +19,7 @@ from oomguard.core.errors import OomguardError, SettingError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_regular, user_folder
 from oomguard.core.incident import Effect
-from oomguard.core.setting_spellings import parse_assignment
+from oomguard.core.settings import parse_assignment
 from oomguard.core.text import strip_escapes
 from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR, pinned_name
 

@@ -32,19 +32,25 @@ from oomguard.cli.options import (
     report_configuration,
 )
 from oomguard.core.errors import InputError, UsageError
-from oomguard.core.extensions import extension, has_extension
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.scan.follow import Event, LogChange, follow, follow_stream
+from oomguard.core.installation import extension, has_extension
 from oomguard.scan.inputs import Input, find_inputs, is_url, read_once
 from oomguard.scan.source import (
     HEAD_BYTES,
+    Event,
     LineSplitter,
+    LogChange,
     encoding_of,
+    follow,
+    follow_stream,
     format_of,
     open_log,
     printable_path,
     raw_standard_input,
 )
+
+# Where a command writes what it found: standard output, or a file that is cut back to what was
+# written whole.
 
 
 @contextlib.contextmanager
@@ -543,7 +549,7 @@ def _events(path: str) -> Iterator[Event]:
 def _write_new(
     reading: _Reading, renderer: InputRenderer, write: Callable[[str], None], *, is_quiet: bool
 ) -> bool:
-    from oomguard.diagnosis.diagnose import assess_all
+    from oomguard.diagnosis import assess_all
     from oomguard.scan.incidents import with_labels
 
     diagnosis = with_labels(reading.new(is_quiet=is_quiet))
@@ -560,8 +566,8 @@ class _Reading:
     """Hold one file from its start: its lines so far, and the reported incidents."""
 
     def __init__(self, path: str, renderer: InputRenderer) -> None:
+        from oomguard.scan.lines import Pieces
         from oomguard.scan.scan import Scanner
-        from oomguard.scan.split_lines import Pieces
 
         self._path = path
         self._renderer = renderer

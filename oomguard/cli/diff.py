@@ -22,7 +22,7 @@ from oomguard.core.errors import UsageError
 from oomguard.remedy.policy import Policy
 
 if TYPE_CHECKING:
-    from oomguard.comparison.comparison import Comparison
+    from oomguard.comparison import Comparison
 
 
 @click.command(
@@ -96,7 +96,7 @@ def command(
         if start[0].startswith("-"):
             raise click.NoSuchOption(start[0], ctx=ctx)
         raise click.UsageError(f"Got unexpected extra argument ({start[0]})", ctx=ctx)
-    from oomguard.comparison.diff import diff_logs
+    from oomguard.comparison import diff_logs
     from oomguard.core.redact import unmasked
 
     rule_set = read_rules(rules)

@@ -25,18 +25,22 @@ from oomguard.cli.options import (
 )
 from oomguard.core.errors import UsageError
 from oomguard.core.installation import install_hint
-from oomguard.core.process_state import disabled
+from oomguard.core.presentable import drawn
+from oomguard.core.process import disabled
 from oomguard.core.records import Check, Status
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.package import plugin_checks
 from oomguard.journal.location import JournalUrl, Location, default_path
-from oomguard.probe.device_checks import device_checks, left_over_checks
-from oomguard.probe.environment_variables import allocator_checks, visible_devices_checks
+from oomguard.probe.checks import (
+    allocator_checks,
+    device_checks,
+    host_checks,
+    left_over_checks,
+    visible_devices_checks,
+)
 from oomguard.probe.host import ROOT, wsl_version
-from oomguard.probe.host_limits import host_checks
-from oomguard.probe.processes import memory_holders
+from oomguard.probe.nvml import memory_holders
 from oomguard.report.json import SCHEMA, json_line, plain_value
-from oomguard.report.presentable import drawn
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -61,7 +61,7 @@ def _page(text: str, rules: RuleSet) -> str:
     Raises:
         UsageError: if oomguard knows nothing like it.
     """
-    from oomguard.core.kinds import KINDS
+    from oomguard.core.incident import KINDS
     from oomguard.report.explanation import cause_text, kind_text, message_text
 
     name = text.lower().replace("-", "_").replace(" ", "_")
@@ -84,15 +84,14 @@ def _page(text: str, rules: RuleSet) -> str:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosis.diagnose import assess
-    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.policy import Policy
     from oomguard.report.explanation import rule_text
 
     for test in rule.tests:
         if "expect" in test:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, rules, Policy(), behind=model_from(test))
+            incident = assess(observed, rules, Policy(), memory_model=model_from(test))
             return rule_text(rule, incident.facts)
     return rule_text(rule, {})
 
@@ -119,7 +118,7 @@ def _incident(text: str, rules: RuleSet) -> Incident | None:
     """Return the failure that a signature finds in a text; None if there is none."""
     import io
 
-    from oomguard.diagnosis.diagnose import diagnose_lines
+    from oomguard.diagnosis import diagnose_lines
     from oomguard.scan.source import read_lines
 
     lines = read_lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
@@ -130,7 +129,7 @@ def _near(text: str, rules: RuleSet) -> str:
     """Return the nearest codes, kinds and causes, or where all are listed."""
     import difflib
 
-    from oomguard.core.kinds import KINDS
+    from oomguard.core.incident import KINDS
 
     codes = [rule.code for rule in rules.rules]
     causes = [rule.cause for rule in rules.rules]

@@ -50,9 +50,9 @@ def forget_learned(
     """
     if sum((number is not None, model is not None, everything)) != 1:
         raise UsageError("--forget needs a run, --all or --model", hint=_HINT)
+    from oomguard.core.presentable import drawn
     from oomguard.engines.registry import launchers
     from oomguard.report.history import learned_words
-    from oomguard.report.presentable import drawn
 
     runs = _chosen(path, number, model)
     if everything:
@@ -78,8 +78,8 @@ def forget_learned(
 
 
 def _chosen(path: Location | None, number: int | None, model: str | None) -> list[PastRun]:
+    from oomguard.core.presentable import drawn
     from oomguard.journal.queries import RunQuery, open_journal, past_runs
-    from oomguard.report.presentable import drawn
 
     with open_journal(path) as database:
         if database is None:
@@ -138,8 +138,7 @@ def show_fleet(
     Raises:
         InputError: if the journal cannot be read.
     """
-    from oomguard.journal.known_good import known_settings
-    from oomguard.journal.queries import open_journal
+    from oomguard.journal.queries import known_settings, open_journal
     from oomguard.report.history import known_settings_json, print_known_settings
 
     with open_journal(place) as database:

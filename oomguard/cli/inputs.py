@@ -22,9 +22,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from oomguard._version import __version__
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError, UsageError
-from oomguard.core.extensions import extension
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.setting_spellings import parse_assignment
+from oomguard.core.installation import extension
+from oomguard.core.settings import parse_assignment
 from oomguard.scan.inputs import Input, is_url
 from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path
 
@@ -133,7 +133,7 @@ class InputRenderer:
 
     def __init__(self, work: RenderOptions) -> None:
         self.work = work
-        from oomguard.diagnosis.diagnose import device_fact, user_settings
+        from oomguard.diagnosis import device_fact, user_settings
 
         self.policy = read_policy(work.allow, work.pinned, work.floors)
         self.rules = read_rules(work.rules)
@@ -158,7 +158,7 @@ class InputRenderer:
             on_read: receives the number of bytes of each read; None for no progress.
             is_named: whether the user named the input; None to look it up in the options.
         """
-        from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose_stream
+        from oomguard.diagnosis import PASSED_OVER, diagnose_stream
 
         try:
             with contextlib.closing(_opened(path, on_read)) as stream:
@@ -263,7 +263,7 @@ def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
         from oomguard.scan.inputs import is_url
 
         if is_url(path):
-            from oomguard.scan.remote_inputs import open_object
+            from oomguard.scan.inputs import open_object
 
             return open_object(path, on_read)
     return open_log(path, on_read)
@@ -475,12 +475,12 @@ class _Pool:
         import subprocess
         from multiprocessing.connection import Pipe
 
-        from oomguard.core import safe_python
+        from oomguard.core.process import python_command, python_environment
 
         # Not multiprocessing.Process, because its Pythons search the working directory for modules
         # first.
         ours, theirs = Pipe()
-        command = [*safe_python.command("oomguard.cli.inputs"), str(theirs.fileno())]
+        command = [*python_command("oomguard.cli.inputs"), str(theirs.fileno())]
         # The worker ignores Ctrl-C, which reaches the whole group; this process stops it.
         main = threading.current_thread() is threading.main_thread()
         if main:
@@ -492,7 +492,7 @@ class _Pool:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=safe_python.environment(),
+                env=python_environment(),
             )
         finally:
             if main:

@@ -17,7 +17,7 @@ import click
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import MIB, parse_size
 from oomguard.core.incident import Effect
-from oomguard.core.setting_spellings import parse_assignment
+from oomguard.core.settings import parse_assignment
 from oomguard.remedy.policy import Policy, make_policy, pinned_name
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from oomguard.cli.options import (
     option,
 )
 from oomguard.core.errors import UsageError, exit_status_of
-from oomguard.core.setting_spellings import surfaces
+from oomguard.core.settings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:

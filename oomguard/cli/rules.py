@@ -82,7 +82,7 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
             if name in {signature.name, Path(signature.path).stem, signature.kind}:
                 pages.append(_signature_page(signature))
     if not pages:
-        from oomguard.rules.expressions import suggestion
+        from oomguard.rules.syntax import suggestion
 
         known = []
         for rule in rule_set.rules:
@@ -228,8 +228,7 @@ def _written_pages(root: Path) -> dict[str, str]:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosis.diagnose import assess
-    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.diagnosis import assess, incident_from, model_from
     from oomguard.remedy.from_log import SOLVERS
     from oomguard.remedy.policy import Policy
     from oomguard.report.explanation import Example, rule_page
@@ -240,7 +239,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     for i, test in enumerate(rule.tests):
         try:
             observed = incident_from(test["kind"], test["facts"])
-            incident = assess(observed, alone, Policy(), behind=model_from(test))
+            incident = assess(observed, alone, Policy(), memory_model=model_from(test))
         except OomguardError as error:  # a fix that names an unknown setting or solver
             raise RuleError(str(error), path=rule.path, key=f"test[{i}]") from None
         examples.append(Example(test["kind"], {**test["facts"], **test.get("call", {})}, incident))
@@ -250,7 +249,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
 
 def _signature_page(signature: Signature) -> str:
     from oomguard.report.explanation import signature_page
-    from oomguard.rules.pattern import group_fact
+    from oomguard.rules.signature import group_fact
 
     facts = {}
     for wording in signature.wordings:
@@ -301,7 +300,7 @@ def check(rules: tuple[str, ...]) -> int:
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
     """Run the tests in the rule files, and exit with status 1 if one fails."""
-    from oomguard.diagnosis.rule_tests import problems
+    from oomguard.diagnosis import problems
 
     rule_set = _read(rules)
     found = problems(rule_set)

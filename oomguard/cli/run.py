@@ -38,22 +38,21 @@ from oomguard.cli.options import (
     warn_of_old_name,
 )
 from oomguard.core.errors import InputError, UsageError
-from oomguard.core.extensions import extension
 from oomguard.core.incident import Diagnosis
+from oomguard.core.installation import extension
 from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_ATTEMPTS, DEFAULT_MAX_PER_HOUR
 from oomguard.supervisor.options import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment
+    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
     from oomguard.analyst.attempt_loop import AttemptLoop
-    from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import Link, ReceivedSignals
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.core.incident import Patch
     from oomguard.engines.command import Launch
-    from oomguard.journal.shared import SharedJournal
+    from oomguard.journal.delivery import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.remedy.policy import Policy
 
@@ -183,7 +182,7 @@ class NoCluster:
     @property
     def coordinator(self) -> Coordinator:
         """A coordinator without other ranks."""
-        from oomguard.analyst.coordination import NoCoordinator
+        from oomguard.analyst.attempt_hooks import NoCoordinator
 
         return NoCoordinator()
 
@@ -309,8 +308,8 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
     errors = Errors()
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        from oomguard.core.presentable import drawn
         from oomguard.core.redact import homes_kept
-        from oomguard.report.presentable import drawn
 
         shown = {}
         for key, value in fields.items():
@@ -782,8 +781,8 @@ def _show_attempts(outcome: Outcome, color: str, *, quiet: bool) -> None:
     """Show the attempts of a run with several, and the reduced settings that remain."""
     if len(outcome.attempts) < 2:
         return
+    from oomguard.core.presentable import drawn
     from oomguard.report.history import attempts_table, reduction_sentence
-    from oomguard.report.presentable import drawn
 
     screen = console(color, file=cast("TextIO", Errors()))
     if not quiet:
@@ -799,7 +798,7 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
         InputError: if the journal cannot be used.
     """
     if isinstance(place, JournalUrl):
-        from oomguard.journal.shared import SharedJournal
+        from oomguard.journal.delivery import SharedJournal
 
         return SharedJournal(place)
     from oomguard.journal.store import Journal

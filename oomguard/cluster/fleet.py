@@ -15,11 +15,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from oomguard.core.errors import InputError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident, Patch
+from oomguard.core.presentable import drawn, masked
 from oomguard.core.records import Record
 from oomguard.remedy.policy import is_refused
 from oomguard.report.history import moment
 from oomguard.report.json import SCHEMA, json_line, plain_value
-from oomguard.report.presentable import drawn, masked
 from oomguard.scan.inputs import Writer, is_url, writer_of
 from oomguard.scan.source import HEAD_BYTES, decompress, format_of
 
@@ -312,7 +312,7 @@ def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Incide
 def modified_at(source: str) -> float | None:
     """Return when an input was last written, in Unix seconds, or None if unknown."""
     if is_url(source):
-        from oomguard.scan.remote_inputs import modified_at as object_modified_at
+        from oomguard.scan.inputs import modified_at as object_modified_at
 
         return object_modified_at(source)
     try:
@@ -460,7 +460,7 @@ def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
 
 def _opened(source: str) -> IO[bytes]:
     if is_url(source):
-        from oomguard.scan.remote_inputs import open_object
+        from oomguard.scan.inputs import open_object
 
         return open_object(source)
     return Path(source).open("rb")

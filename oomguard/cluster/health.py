@@ -26,7 +26,7 @@ from oomguard.analyst.outcome import TerminationReason
 from oomguard.core.http_port import HttpAddress, HttpPort, listening_at
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import pid_of_run
+from oomguard.core.process import pid_of_run
 from oomguard.engines.command import Launch
 from oomguard.engines.server import ListenAddress, ServingNames, address_of, serving_names
 from oomguard.supervisor import tree
@@ -801,7 +801,7 @@ class Health:
 
         If another process listens there, log it and return False.
         """
-        from oomguard.analyst.listeners import listening_at
+        from oomguard.analyst.restart_gate import listening_at
 
         found = {}
         for bound, pids in listening_at(address).items():

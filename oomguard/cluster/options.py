@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import click
 
-from oomguard.analyst.attempt_hooks import AttemptHook
-from oomguard.analyst.coordination import Coordinator, NoCoordinator
+from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, NoCoordinator
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.cli.options import Count, Duration, F, add_options, option, words_before_dashes
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, DeviceAssignment
-    from oomguard.analyst.coordination import Coordinator
+    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
     from oomguard.analyst.link import ReceivedSignals
     from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.cli.run import RunSetup
@@ -530,7 +528,7 @@ class ServerSupport:
         self._health: Health | None = None
         self._notifier: SystemdNotifier | None = None
         from oomguard.engines.registry import launcher_of
-        from oomguard.engines.side_effects import is_server
+        from oomguard.engines.server import is_server
 
         if not is_server(launch):
             return

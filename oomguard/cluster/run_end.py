@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.core.errors import OomguardError, exit_status_of
 from oomguard.core.incident import Incident
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import status_in_words
+from oomguard.core.process import status_in_words
 
 if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome
@@ -30,8 +30,8 @@ def message_of(outcome: Outcome) -> str:
     """Return a summary of at most ``MOST_BYTES``: what happened, why, the attempts, what to
     change.
     """
-    from oomguard.report.note import note, tried
-    from oomguard.report.presentable import drawn
+    from oomguard.core.presentable import drawn
+    from oomguard.guarding.advice import note, tried
 
     last = outcome.attempts[-1]
     diagnosis = outcome.diagnosis
@@ -55,7 +55,7 @@ def comment_of(outcome: Outcome) -> str:
 
     What happened comes first, and the line always contains the status.
     """
-    from oomguard.report.presentable import drawn
+    from oomguard.core.presentable import drawn
 
     last = outcome.attempts[-1]
     end = _end(outcome)
@@ -76,7 +76,7 @@ def _end(outcome: Outcome) -> str:
 
 def message_of_error(error: OomguardError) -> str:
     """Return why nothing ran and what to do, in at most ``MOST_BYTES``."""
-    from oomguard.report.presentable import drawn
+    from oomguard.core.presentable import drawn
 
     hint = getattr(error, "hint", None)
     lines = [f"oomguard: {drawn(str(error))}", *([f"  {drawn(hint)}"] if hint else [])]

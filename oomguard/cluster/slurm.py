@@ -17,7 +17,7 @@ from oomguard.cluster.run_end import MOST_COMMENT_BYTES, is_held, truncate_utf8
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Effect, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import status_in_words
+from oomguard.core.process import status_in_words
 from oomguard.core.settings import SETTINGS, effect_of
 from oomguard.engines.command import Launch
 from oomguard.remedy.policy import Policy

@@ -1,4 +1,6 @@
-"""Define every exception that oomguard itself raises. This module imports nothing of ours.
+"""Define every exception that oomguard itself raises, and the partial result attached to one.
+
+This module imports nothing of ours.
 
 OomguardError
 ├── UsageError             a user's mistake: one message, exit status 2, no traceback
@@ -18,6 +20,9 @@ failure, it raises the original exception with the diagnosis in its notes.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class OomguardError(Exception):
@@ -175,3 +180,42 @@ class LaunchError(OomguardError):
 def exit_status_of(error: OomguardError) -> int:
     """Return the exit status of a command that ends with this error."""
     return int(getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125))
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Hold the rows of a failed call that were finished.
+
+    If ``result`` cannot be pickled, a pickled copy of this record has no rows.
+
+    Attributes:
+        rows: the number of rows of the whole call.
+        done: the number of finished rows, which are the first ones.
+        result: what the call would have returned for these rows alone. For vLLM's vectors it is a
+            list with one entry for each request, None for a failed one. A tensor with fewer rows
+            than the call is in host memory.
+    """
+
+    rows: int
+    done: int
+    result: Any = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.done
+
+    def __reduce__(self) -> tuple[Any, tuple[int, int, bytes]]:
+        import pickle
+
+        try:
+            return _loaded_partial, (self.rows, self.done, pickle.dumps(self.result))
+        except Exception:  # noqa: BLE001
+            # The user's own type may not be picklable, but the exception that contains it must
+            # still reach another process.
+            return _loaded_partial, (self.rows, 0, pickle.dumps(None))
+
+
+def _loaded_partial(rows: int, done: int, result: bytes) -> Partial:
+    import pickle
+
+    # ``__reduce__`` wrote these bytes into a pickle that is being read already.
+    return Partial(rows, done, pickle.loads(result))  # noqa: S301

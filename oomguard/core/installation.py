@@ -1,4 +1,8 @@
-"""Name the command that installs an extra, or a newer oomguard, from the user's own source.
+"""Find what of oomguard is installed, and name the command that installs more of it.
+
+``cluster``, ``mapping`` and ``telemetry`` are optional packages; only this module names them. If
+the folder of one is missing, its commands and options are missing too, and everything else works.
+``mapping`` adds only public functions, which ``oomguard/__init__.py`` loads on first use.
 
 oomguard is not on a package index. Anyone who registers its name there could run code on the user's
 machine, so no command asks an index for ``oomguard``. The command names the clone, the wheel file
@@ -8,9 +12,12 @@ packages.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 _DISTRIBUTION = "oomguard"
@@ -130,3 +137,72 @@ def _requirements_of(extra: str) -> list[str]:
     except (metadata.PackageNotFoundError, InvalidRequirement):
         return []
     return found
+
+
+_MODULES: Final = {
+    "call_metrics": "oomguard.telemetry.guarded_calls",
+    "run_metrics": "oomguard.telemetry.options",
+    "run_cluster": "oomguard.cluster.options",
+    "fleet_summary": "oomguard.cluster.fleet.summary_report",
+}
+
+
+class OptionalCommand(NamedTuple):
+    """Describe a sub-command of an optional package: its module and its help line."""
+
+    module: str
+    help: str
+
+
+_COMMANDS: Final = {
+    "gpus": OptionalCommand(
+        "oomguard.cluster.placement.gpus",
+        "Show each GPU with its processes, leases and hidden devices.",
+    ),
+}
+
+
+def has_extension(name: str) -> bool:
+    """Return whether the package that adds ``name`` is installed, without importing it.
+
+    Raises:
+        KeyError: no optional package adds anything of this name.
+    """
+    return _is_installed(_MODULES[name])
+
+
+def extension(name: str) -> ModuleType | None:
+    """Import the module that adds ``name``.
+
+    ```python
+    metrics = extension("run_metrics")
+    if metrics is not None:
+        function = metrics.metrics_option(function)
+    ```
+
+    Args:
+        name: what the module adds, such as ``run_metrics``.
+
+    Returns:
+        The module, or None if its package is not installed.
+
+    Raises:
+        KeyError: no optional package adds anything of this name.
+    """
+    module = _MODULES[name]
+    if not _is_installed(module):
+        return None
+    return importlib.import_module(module)
+
+
+def optional_commands() -> dict[str, OptionalCommand]:
+    """Return the sub-commands of the optional packages that are installed, by name."""
+    return {name: command for name, command in _COMMANDS.items() if _is_installed(command.module)}
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether the package of a module is installed, without importing it."""
+    package = ".".join(module.split(".")[:2])
+    spec = importlib.util.find_spec(package)
+    # An empty folder, which an uninstall can leave, has a specification without a file.
+    return spec is not None and spec.origin is not None

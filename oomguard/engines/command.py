@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +14,15 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, Patch, SettingInForce
-from oomguard.core.setting_spellings import Surface, flag_words, grammar, surface, surfaces
-from oomguard.core.settings import SETTINGS
-from oomguard.engines.start_attempt import EngineChange, StartedEngine, changes_with, failed_model
+from oomguard.core.settings import (
+    SETTINGS,
+    Surface,
+    flag_words,
+    grammar,
+    surface,
+    surfaces,
+    value_in_force,
+)
 from oomguard.engines.unwrap_command import Edit, Unread, replaced
 
 _LONG: Final = "--"
@@ -55,21 +61,17 @@ class _Known:
 @functools.cache
 def _known(engine: str) -> _Known:
     rows = surfaces(engine)
-    spellings = [(name, own) for name, newest in rows.items() for own in (newest, *newest.others)]
+    sets: dict[str, str] = {}
+    off: dict[str, str] = {}
     inside: dict[str, dict[str, str]] = {}
-    for name, own in rows.items():
-        for flag, key in own.inside:
+    for name, newest in rows.items():
+        for own in (newest, *newest.others):
+            sets |= dict.fromkeys((*own.flags, *own.aliases), name)
+            if own.off_flag and SETTINGS[name].type == "bool":
+                off[own.off_flag] = name
+        for flag, key in newest.inside:
             inside.setdefault(flag, {})[key] = name
-    return _Known(
-        {flag: name for name, own in spellings for flag in (*own.flags, *own.aliases)},
-        {
-            own.off_flag: name
-            for name, own in spellings
-            if own.off_flag and SETTINGS[name].type == "bool"
-        },
-        inside,
-        rows,
-    )
+    return _Known(sets, off, inside, rows)
 
 
 def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterator[Flag]:
@@ -89,7 +91,9 @@ def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterato
         found = _flag_at(words, at, known, engine, own=own)
         if found is not None:
             yield found
-        at = max(at + 1, found.end if found is not None and found.text is not None else 0)
+        at += 1
+        if found is not None and found.text is not None:
+            at = max(at, found.end)
 
 
 def _flag_at(
@@ -139,11 +143,16 @@ def _unabbreviated(spelled: str, known: _Known, whole: Sequence[str]) -> str | N
     """Return the full flag for a unique prefix, as argparse finds it; None if it is ambiguous."""
     if spelled in whole or len(spelled) <= len(_LONG) or not spelled.startswith(_LONG):
         return None
-    flags = [flag for flag in (*known.sets, *known.off, *known.inside) if flag.startswith(spelled)]
+    flags = _starting_with(spelled, (*known.sets, *known.off, *known.inside))
+    # Several spellings of one setting are not ambiguous.
     meant = {known.sets.get(flag, flag) for flag in flags}
     if len(meant) == 1:
         return flags[0]
     return None
+
+
+def _starting_with(beginning: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(beginning)]
 
 
 def _end_of_values(words: Sequence[str], at: int, *, many: bool) -> int:
@@ -201,6 +210,95 @@ def merged_object(parts: Sequence[tuple[tuple[str, ...], str]]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """An engine that a program started, as its plugin reported it.
+
+    Settings are by canonical name.
+
+    Attributes:
+        model: the model, as the program named it; None if it was not reported.
+        order: its number among the engines of its process, from 1.
+        process: the id of the process that started it.
+        arguments: what the program gave it; None if it was not reported.
+        in_effect: the effective settings in its configuration.
+        changed: the settings that oomguard changed.
+    """
+
+    model: str | None
+    order: int
+    process: int
+    arguments: Mapping[str, FactValue] | None = None
+    in_effect: Mapping[str, FactValue] = field(default_factory=dict)
+    changed: Mapping[str, FactValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChange:
+    """New settings for the engines of one model, or for one engine.
+
+    ``model`` None: any model. ``order`` None: any engine.
+    """
+
+    model: str | None
+    order: int | None
+    settings: Mapping[str, FactValue]
+
+    def reaches(self, model: str | None, order: int | None) -> bool:
+        """Return whether the change may be for an engine; None means unknown."""
+        same_model = self.model is None or model is None or self.model == model
+        return same_model and (self.order is None or order is None or self.order == order)
+
+
+def failed_model(incident: Incident) -> str | None:
+    """Return the model of the failed engine, as the engine printed it; None if it did not."""
+    known = value_in_force("model", incident.settings, incident.facts)
+    if known is not None and isinstance(known[0], str):
+        return known[0]
+    return None
+
+
+def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> StartedEngine | None:
+    """Return the engine that failed; None if several are possible.
+
+    A failed start is the last one. Among serving engines only the model can identify it.
+    """
+    model = failed_model(incident)
+    if incident.is_at_start:
+        last = started[-1:]
+        if last and (model is None or last[0].model in {None, model}):
+            return last[0]
+        return None
+    same = []
+    for engine in started:
+        if model is None or engine.model in {None, model}:
+            same.append(engine)
+    if len(same) == 1:
+        return same[0]
+    return None
+
+
+def changes_with(
+    changes: Sequence[EngineChange],
+    incident: Incident,
+    started: Sequence[StartedEngine],
+    new: Mapping[str, FactValue],
+) -> tuple[EngineChange, ...]:
+    """Return the changes with new settings for the failed engine, and the others unchanged."""
+    engine = failed_engine(incident, started)
+    several = len(started) > 1 and len({engine.process for engine in started}) == 1
+    model = failed_model(incident)
+    order = None
+    if engine is not None and several:
+        order = engine.order
+    joined = list(changes)
+    for index, change in enumerate(changes):
+        if (change.model, change.order) == (model, order):
+            joined[index] = EngineChange(model, order, {**change.settings, **new})
+            return tuple(joined)
+    return (*changes, EngineChange(model, order, dict(new)))
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """A command to start, with environment variables in addition to the inherited ones.
 
@@ -230,7 +328,9 @@ def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
     """Return the launch with the version and the model that the failed engine printed."""
     # If the engine did not print its model, the change must be possible for every model.
     model = failed_model(incident)
-    models = () if model is None else tuple(dict.fromkeys((*launch.engine_models, model)))
+    models: tuple[str, ...] = ()
+    if model is not None:
+        models = tuple(dict.fromkeys((*launch.engine_models, model)))
     return replace(
         launch,
         engine_version=incident.framework_version or launch.engine_version,
@@ -242,24 +342,26 @@ def with_change(
     launch: Launch, incident: Incident, started: Sequence[StartedEngine], patches: Sequence[Patch]
 ) -> Launch:
     """Return the launch with patches for the failed engine, and other engines unchanged."""
-    new = {patch.setting: patch.new for patch in patches if patch.new is not None}
-    if new:
-        changes = changes_with(launch.engine_changes, incident, started, new)
-    else:
-        changes = launch.engine_changes
+    new: dict[str, FactValue] = {}
+    for patch in patches:
+        if patch.new is not None:
+            new[patch.setting] = patch.new
+    if not new:
+        return launch
+    changes = changes_with(launch.engine_changes, incident, started, new)
     return replace(launch, engine_changes=changes)
 
 
 def without_changes(launch: Launch, names: Collection[str]) -> Launch:
     """Return the launch without changes of these settings."""
-    left = (
-        replace(
-            change,
-            settings={name: value for name, value in change.settings.items() if name not in names},
-        )
-        for change in launch.engine_changes
-    )
-    return replace(launch, engine_changes=tuple(change for change in left if change.settings))
+    left = []
+    for change in launch.engine_changes:
+        settings = dict(change.settings)
+        for name in names:
+            settings.pop(name, None)
+        if settings:
+            left.append(replace(change, settings=settings))
+    return replace(launch, engine_changes=tuple(left))
 
 
 def settings_given(
@@ -296,7 +398,8 @@ def value_of(flag: Flag, engine: str) -> FactValue | None:
     try:
         return own.from_engine(flag.name, flag.text)
     except SettingError:
-        return flag.text  # only the engine can read this form
+        # Only the engine can read a value in this form.
+        return flag.text
 
 
 def with_flag(launch: Launch, name: str, value: FactValue, engine: str) -> Launch:
@@ -338,12 +441,11 @@ def flag_edits(
     new = flag_words(name, value, engine, version)
     if new is None:
         raise KeyError(name)
-    flags = [
-        flag
-        for flag in flags_in(words, engine, own=own)
-        if flag.name == name and not flag.is_inside
-    ]
-    edits = [Edit(flag.start, flag.end, ()) for flag in flags]
+    edits = []
+    for flag in flags_in(words, engine, own=own):
+        # A key inside a JSON object stays: the engine lets the flag override it.
+        if flag.name == name and not flag.is_inside:
+            edits.append(Edit(flag.start, flag.end, ()))
     if at_end or not edits:
         return [*edits, Edit(len(words), len(words), tuple(new))]
     return [*edits[:-1], replace(edits[-1], words=tuple(new))]
@@ -395,7 +497,7 @@ class AllFlags:
         if not name or self._is_flag(name):
             return name or None
         switches = (_OFF + switch for switch in self.alone)
-        begun = [known for known in (*self.names, *switches) if known.startswith(name)]
+        begun = _starting_with(name, (*self.names, *switches))
         if len(begun) == 1:
             return begun[0]
         return None
@@ -403,7 +505,8 @@ class AllFlags:
     def end_of(self, words: Sequence[str], at: int, name: str) -> int:
         """Return the index after the last value of the flag at ``at``."""
         flag = words[at].partition(".")[0]
-        holds = "=" in flag or not (flag.startswith(_LONG) or flag in self.short)  # -O3
+        # `-O3` has its value in the same word.
+        holds = "=" in flag or not (flag.startswith(_LONG) or flag in self.short)
         if holds or "=" in words[at] or name.removeprefix(_OFF) in self.alone:
             return at + 1
         end = at + 1
@@ -424,9 +527,12 @@ def all_flags(engine: str) -> AllFlags:
     """Return the flags of an engine that has a flags.toml."""
     file = Path(__file__).parent / engine / "flags.toml"
     (table,) = read_tables("all_flags", [file]).values()
-    alone, perhaps, one, many = (
-        frozenset(table[kind]) for kind in ("alone", "perhaps", "one", "many")
-    )
     return AllFlags(
-        alone, perhaps, one, many, table["short"], table["takes_memory"], table["means"]
+        frozenset(table["alone"]),
+        frozenset(table["perhaps"]),
+        frozenset(table["one"]),
+        frozenset(table["many"]),
+        table["short"],
+        table["takes_memory"],
+        table["means"],
     )

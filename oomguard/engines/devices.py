@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from oomguard.core.files import read_tables
-from oomguard.core.setting_spellings import table_of
+from oomguard.core.settings import table_of
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.registry import launcher_of
 from oomguard.engines.unwrap_command import inner_commands
@@ -128,7 +128,10 @@ def visible_devices(engine: str, version: str | None) -> VisibleDevices:
             own = Version(Version(version).base_version)
         except InvalidVersion:
             return VisibleDevices(bool(found["uuid"]), found["instance"], found["why"])
-        found = [row for row in rows if own in SpecifierSet(row.get("versions", ">=0"))][-1]
+        # The last row that fits is the newest.
+        for row in rows:
+            if own in SpecifierSet(row.get("versions", ">=0")):
+                found = row
     return VisibleDevices(bool(found["uuid"]), found["instance"], found["why"])
 
 

@@ -6,15 +6,16 @@ Each engine is a folder here. Its files say what it can do; only those that appl
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
 - ``placement.toml``: how the engine gets a device, and what it logs once it has started
   (read by devices.py).
-- ``effects.toml``: its servers, caches, and log lines of requests (read by side_effects.py).
+- ``effects.toml``: its servers, caches, and log lines of requests (read by server.py).
 - ``insight.py``: the functions of ``Insight``, for an engine that shows more than its log.
 - ``watched_calls.py``: ``watch(handler, often, is_inside)``, for an engine whose calls run in
-  this process; each call is a ``WatchedCall``.
-- ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of
-  calls on the device.
+  this process; each call is a ``WatchedCall``. ``held_bytes()`` and ``move_to_host()`` are for the
+  results of earlier calls that a library keeps on the device.
 - ``call_recorder.py``: ``watch(handler)``, for calls that a watch records and never changes.
 - ``watched_starts.py``: ``watch(handler)``, for an engine that a program starts in this
   process; each start is a ``WatchedStart``.
+- ``remote_tasks.py``: ``guarded(function, decorate)``, ``killed_before()`` and ``shelf()``, for a
+  framework that runs functions in other processes.
 
 rules/signatures has the messages with which an engine reports failures and its end.
 """
@@ -31,10 +32,10 @@ from oomguard.core.facts import FactValue
 
 if TYPE_CHECKING:
     from oomguard.core.facts import Fact, FactValue
-    from oomguard.core.incident import EngineStart, SettingInForce
-    from oomguard.engines.command import Launch
-    from oomguard.engines.start_attempt import StartedEngine
+    from oomguard.core.incident import EngineStart, Incident, SettingInForce
+    from oomguard.engines.command import Launch, StartedEngine
     from oomguard.remedy.policy import LeastValue
+    from oomguard.remedy.solution import FailureModel
     from oomguard.scan.source import Line
 
 
@@ -148,6 +149,62 @@ class Insight(Protocol):
 
         The mapping is by setting, and empty if the engine refused none.
         """
+
+
+class NoInsight(Insight):
+    """The answers of an engine without a module ``insight``."""
+
+    def version(self, launch: Launch) -> str | None:
+        """Return None."""
+        return None
+
+    def start_key(self, launch: Launch) -> StartKey | None:
+        """Return None."""
+        return None
+
+    def watched(self, launch: Launch, session: Path) -> Launch:
+        """Return the launch unchanged."""
+        return launch
+
+    def begun(self, launch: Launch, env: Mapping[str, str]) -> Launch:
+        """Return the launch unchanged."""
+        return launch
+
+    def started(self, launch: Launch) -> tuple[StartedEngine, ...]:
+        """Return no engines."""
+        return ()
+
+    def said(self, launch: Launch) -> tuple[Line, ...]:
+        """Return no lines."""
+        return ()
+
+    def survived_steps(self, launch: Launch) -> Sequence[Mapping[str, Any]]:
+        """Return no steps."""
+        return ()
+
+    def limits(self, launch: Launch) -> Mapping[str, int]:
+        """Return no limits."""
+        return {}
+
+    def beaten_by(
+        self, launch: Launch, name: str, facts: Mapping[str, Fact]
+    ) -> SettingInForce | None:
+        """Return None."""
+        return None
+
+    def carries(self, launch: Launch, name: str) -> bool:
+        """Return True: every version of the engine has its settings."""
+        return True
+
+    def asked_length(self, launch: Launch) -> Mapping[str, LeastValue]:
+        """Return no lengths."""
+        return {}
+
+    def refused_length(
+        self, text: str, settings: Mapping[str, FactValue]
+    ) -> Mapping[str, LeastValue]:
+        """Return no lengths."""
+        return {}
 
 
 class WatchedCall(Protocol):
@@ -335,9 +392,6 @@ SeenCallHandler = Callable[
 ]
 
 
-# Represent what determines the memory of a server's start, however its command is written.
-
-
 @dataclass(frozen=True, slots=True)
 class StartKey:
     """What determines the memory of a server's start.
@@ -352,8 +406,105 @@ class StartKey:
 
     def is_same(self, other: StartKey, but: Collection[str]) -> bool:
         """Return whether both keys are the same, apart from the settings in ``but``."""
-        mine, theirs = (
-            {name: value for name, value in one.items() if name not in but}
-            for one in (self.settings, other.settings)
-        )
-        return mine == theirs and self.others == other.others
+        if self.others != other.others:
+            return False
+        for name in (self.settings.keys() | other.settings.keys()) - set(but):
+            if name not in self.settings or name not in other.settings:
+                return False
+            if self.settings[name] != other.settings[name]:
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class StartResult:
+    """How one attempt to start an engine ended.
+
+    Attributes:
+        result: the engine; None if the start failed.
+        error: the exception; None if the start succeeded.
+        lines: the log records of the engine's processes in time order, then the exception's lines.
+        last_words: those of the tracebacks with which other processes ended.
+        printed: captured output of processes that sent no records; "" if nothing was captured.
+        killed_for_memory: whether the cgroup counted an OOM kill during the attempt.
+        not_again: why it cannot start again in this process; None if it can.
+        is_ended: whether oomguard stopped the start. Then its processes' ends mean nothing.
+    """
+
+    result: Any = None
+    error: Exception | None = None
+    lines: tuple[Line, ...] = ()
+    last_words: tuple[Line, ...] = ()
+    printed: str = ""
+    killed_for_memory: bool = False
+    not_again: str | None = None
+    is_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestartedEngine:
+    """An engine that was restarted after its core had died while serving.
+
+    Attributes:
+        engine: the new engine.
+        alone: whether unfinished requests run one at a time, to find the one that kills the engine.
+        of_memory: whether the core ran out of memory.
+    """
+
+    engine: Any
+    alone: bool = False
+    of_memory: bool = False
+
+
+# Called when an engine has died while serving, with how it ended, and whether it had delivered
+# anything since its start. None: the engine stays dead.
+RestartEngine = Callable[[StartResult, bool], RestartedEngine | None]
+
+
+class WatchedStart(Protocol):
+    """A start of an engine, first with the program's own arguments, then with changed ones.
+
+    Attributes:
+        phase: the phase of the start, one of incident.PHASES; None if the output shows it.
+        reports_success: whether a start that succeeds at once counts as an attempt.
+    """
+
+    phase: str | None
+    reports_success: bool
+
+    def memory_model(self, incident: Incident) -> FailureModel | None:
+        """Return the memory model of the failure; None if the engine's output determines it."""
+
+    def attempt(
+        self, changed: Mapping[str, FactValue], within_s: float | None = None
+    ) -> StartResult:
+        """Start the engine with these settings changed.
+
+        Exceptions that are not failures, such as KeyboardInterrupt, are raised.
+
+        Args:
+            changed: settings that replace the program's own.
+            within_s: the seconds after which the start is stopped; None: no limit.
+        """
+
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
+        """Watch a started engine, and restart it with ``make_again`` if its core dies."""
+
+    # Return whether no caller waits for the engine any more.
+    is_given_up: Callable[[], bool]
+
+    def clean_up(self) -> None:
+        """End the processes of the last attempt, and remove its shared memory."""
+
+    def settings_in_force(self) -> dict[str, SettingInForce]:
+        """Return the settings that the program gave the engine, by canonical name."""
+
+    def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
+        """Return whether a setting can be changed; log why if a variable overrides it."""
+
+
+# Reads a watched start from its function and the arguments.
+ReadStart = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], WatchedStart]
+# Every watched start goes through a handler. It gets the reader, the engine's function, its object
+# and the arguments.
+StartHandler = Callable[[ReadStart, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

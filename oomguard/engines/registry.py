@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         Launcher,
         SeenCallHandler,
         Shelf,
+        StartHandler,
     )
-    from oomguard.engines.start_attempt import StartHandler
 
 # Each guarded call imports this module, so it imports nothing that a successful call does not need.
 
@@ -37,15 +37,14 @@ def launchers() -> tuple[Launcher, ...]:
 
 
 def insight_of(engine: Launcher) -> Insight:
-    """Return the module ``insight`` of an engine; no_insight if the engine has none."""
-    from oomguard.engines import no_insight
+    """Return the module ``insight`` of an engine, or the answers of an engine that has none."""
+    from oomguard.engines.protocol import NoInsight
 
     package = getattr(engine, "__name__", "").rpartition(".")[0]
-    found = next(
-        (module for module in _modules("insight") if module.__name__.rpartition(".")[0] == package),
-        no_insight,
-    )
-    return cast("Insight", found)
+    for module in _modules("insight"):
+        if module.__name__.rpartition(".")[0] == package:
+            return cast("Insight", module)
+    return NoInsight()
 
 
 def watch_calls(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
@@ -66,12 +65,12 @@ def watch_seen_calls(handler: SeenCallHandler) -> None:
 
 def held_results_bytes() -> int:
     """Return the bytes that results of earlier calls hold on the device."""
-    return sum(module.held_bytes() for module in _modules("evaluation_results"))
+    return sum(module.held_bytes() for module in _modules("watched_calls"))
 
 
 def move_results() -> None:
     """Move results of earlier calls to the host. Raises MemoryError if they do not fit."""
-    for module in _modules("evaluation_results"):
+    for module in _modules("watched_calls"):
         module.move_to_host()
 
 
@@ -83,28 +82,36 @@ def watch_starts(handler: StartHandler) -> None:
 
 def launcher_of(launch: Launch) -> Launcher:
     """Return the engine whose own command a launch is; otherwise one that reaches scripts."""
-    own = (engine for engine in launchers() if engine.is_own_command(launch.argv))
-    into_programs = (engine for engine in launchers() if engine.reaches_scripts())
-    return next(own, None) or next(into_programs)
+    for engine in launchers():
+        if engine.is_own_command(launch.argv):
+            return engine
+    # Exactly one engine changes scripts from inside: the plugin of vLLM.
+    (engine,) = filter(_reaches_scripts, launchers())
+    return engine
+
+
+def _reaches_scripts(engine: Launcher) -> bool:
+    return engine.reaches_scripts()
 
 
 def shelf() -> Shelf | None:
     """Return the store that processes of one job share.
 
-    None if no engine with a module ``shelf`` has one here.
+    None if no engine with a module ``remote_tasks`` has one here.
     """
-    return next(
-        (found for module in _modules("shelf") if (found := module.shelf()) is not None), None
-    )
+    for module in _modules("remote_tasks"):
+        found = module.shelf()
+        if found is not None:
+            return cast("Shelf", found)
+    return None
 
 
 def killed_before() -> KilledBefore | None:
     """Return how often the current task was killed for memory in other processes.
 
-    None if no engine with a module ``killed_attempt`` reports a kill.
+    None if no engine with a module ``remote_tasks`` reports a kill.
     """
-    # Each guarded call runs this loop; a generator would be slower.
-    for module in _modules("killed_attempt"):
+    for module in _modules("remote_tasks"):
         found = module.killed_before()
         if found is not None:
             return cast("KilledBefore", found)
@@ -114,7 +121,10 @@ def killed_before() -> KilledBefore | None:
 def guarded_remotely(function: object, decorate: Callable[..., object]) -> object | None:
     """Return a remote function or an actor class whose code runs under ``decorate``.
 
-    None if ``function`` is neither for any engine with a module ``remote_calls``.
+    None if ``function`` is neither for any engine with a module ``remote_tasks``.
     """
-    found = (module.guarded(function, decorate) for module in _modules("remote_calls"))
-    return next((made for made in found if made is not None), None)
+    for module in _modules("remote_tasks"):
+        made: object | None = module.guarded(function, decorate)
+        if made is not None:
+            return made
+    return None

@@ -1,15 +1,22 @@
-"""Find the address of a command's server, and how the server is queried, from data files."""
+"""Find what a command's server does, from data files: its address, its endpoints, its side effects.
+
+Side effects are requests that its log shows, and the caches that the engine writes.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from oomguard.core.files import read_tables
-from oomguard.core.setting_spellings import table_of
+from oomguard.core.settings import table_of
+from oomguard.engines.command import Launch
+from oomguard.engines.registry import launchers
 from oomguard.engines.unwrap_command import Unread
 
 _LARGEST_PORT: Final = 65535
@@ -50,7 +57,8 @@ def address_of(argv: tuple[str, ...], engine: str) -> ListenAddress | None:
     if has_flag(rest, row["config_flags"]) and (host is None or port is None):
         return None
     if port is None and any(isinstance(word, Unread) for word in rest):
-        return None  # a shell expansion may contain the port
+        # A shell expansion may contain the port.
+        return None
     if port is None:
         number = row["port"]
     elif port.isdecimal() and len(port) <= _DIGITS:
@@ -97,7 +105,7 @@ def flag_value(words: tuple[str, ...], flag: str) -> str | None:
     return value
 
 
-# engines/<folder>/serving.toml says how an engine's server reports its state.
+# --- serving.toml: how an engine's server reports its state ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +147,77 @@ def serving_names(engine: str) -> ServingNames | None:
         if table["engine"] == engine:
             return ServingNames(table["metrics"], table["http"], table["processes"])
     return None
+
+
+# --- effects.toml: servers, caches, and log lines of requests ---
+
+# Shell syntax that joins several commands or redirects output into a file.
+_DOES_MORE: Final = re.compile(r"[;&|<>`\n]|\$\(")
+# Shell commands before the engine's that leave nothing behind.
+_PREPARES: Final = re.compile(
+    r"\A(?:\s*(?:cd|export|set|ulimit|umask|unset)\s[^;&|<>`\n$()]*(?:;|&&))+\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A log line of a served request; without ``counts`` it shows that some came, not how many."""
+
+    anchor: bytes
+    pattern: re.Pattern[bytes]
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEffects:
+    """The effects of all engines: request lines, endpoints to ignore, and cache folders."""
+
+    requests: tuple[RequestLine, ...]
+    not_requests: frozenset[bytes]
+    caches: tuple[str, ...]
+
+
+@functools.cache
+def engine_effects() -> EngineEffects:
+    """Return the contents of all effects.toml files."""
+    requests: list[RequestLine] = []
+    not_requests: list[bytes] = []
+    caches: list[str] = []
+    for table in _tables().values():
+        requests += map(_request_line, table.get("request", ()))
+        not_requests += map(str.encode, table.get("not_requests", ()))
+        caches += table.get("caches", ())
+    return EngineEffects(tuple(requests), frozenset(not_requests), tuple(caches))
+
+
+def _request_line(row: Mapping[str, Any]) -> RequestLine:
+    pattern = re.compile(row["pattern"].encode())
+    return RequestLine(row["anchor"].encode(), pattern, row.get("counts", True))
+
+
+def is_server(launch: Launch) -> bool:
+    """Return whether a command is only an engine's own server; a restart repeats no request."""
+    for engine in launchers():
+        if engine.is_own_command(launch.argv):
+            break
+    else:
+        return False
+    if _names_one(launch.argv, engine.NAME):
+        return True
+    for word in launch.argv:
+        line = _PREPARES.sub("", word, count=1)
+        # `bash -c "…"` has the server in one word.
+        if " " in word and not _DOES_MORE.search(line) and _names_one(line.split(), engine.NAME):
+            return True
+    return False
+
+
+def _names_one(words: Sequence[str], engine: str) -> bool:
+    servers = _tables().get(engine, {}).get("servers", ())
+    return any([PurePath(one).name, other] in servers for one, other in itertools.pairwise(words))
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Any]]:
+    files = sorted(Path(__file__).parent.glob("*/effects.toml"))
+    return {table["engine"]: table for table in read_tables("effects", files).values()}

@@ -78,7 +78,8 @@ def simple_commands(text: str) -> list[list[ShellWord]]:
     Empty if the text cannot be read.
     """
     try:
-        return [words for words in _commands(text) if words]
+        # An empty line, or `;;`, has no words.
+        return list(filter(None, _commands(text)))
     except _NotPlainError:
         return []
 
@@ -93,7 +94,8 @@ def _commands(text: str) -> list[list[ShellWord]]:
         elif redirection := _REDIRECTION.match(text, at):
             at = redirection.end()
             redirected = True
-            if text.startswith("<", at):  # a here-document: no word shows where the text continues
+            # In a here-document no word shows where the text continues.
+            if text.startswith("<", at):
                 raise _NotPlainError
         elif separator := _SEPARATORS.match(text, at):
             at = separator.end()
@@ -133,7 +135,8 @@ def _word(text: str, start: int) -> ShellWord:
         elif text[at] == "\\" and at + 1 < len(text):
             parts.append("" if text[at + 1] == "\n" else text[at + 1])
             at += 2
-        elif text[at] == "\\":  # a last backslash is literal
+        elif text[at] == "\\":
+            # A last backslash is literal.
             parts.append(text[at])
             at += 1
         elif expanded := _EXPANDED.match(text, at):
@@ -141,7 +144,8 @@ def _word(text: str, start: int) -> ShellWord:
             expands = True
         elif text[at] in "()`$" or (text[at] == "#" and at == start):
             raise _NotPlainError
-        else:  # a glob, a home folder, braces
+        else:
+            # A glob, a home folder or braces, which the shell expands.
             expands = expands or text[at] not in "#]!"
             parts.append(text[at])
             at += 1
@@ -290,7 +294,8 @@ def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerComma
             word.startswith(("-W", "-X")) and len(word) > 2
         ):
             at += 1
-        else:  # -c, or an unknown option
+        else:
+            # Text after `-c`, or an option that may take a value, cannot be read.
             break
     script = at < len(args) and not args[at].startswith("-")
     if script:
@@ -307,7 +312,8 @@ def _module(command: InnerCommand, at: int, name: str, deep: int) -> Iterator[In
         return
     command_of, *within = wrapper.split()
     table = _tables()[command_of]
-    if within:  # the module is the subcommand
+    # The module is the subcommand itself.
+    if within:
         table = {**table, "subcommand": []}
     yield from _in_wrapper(command, at + 1, table, name, deep)
 
@@ -419,28 +425,28 @@ def _in_shell(command: InnerCommand, table: Mapping[str, Any]) -> Iterator[Inner
             and word not in table["values"]
         ):
             return
-        at += 2 if word in table["values"] else 1
+        if word in table["values"]:
+            at += 2
+        else:
+            at += 1
 
 
 def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
     text = command.args[index]
     moved = command.is_elsewhere
     variables = dict(command.variables)
-    for words in [] if isinstance(text, Unread) else simple_commands(text):
+    if isinstance(text, Unread):
+        return
+    for words in simple_commands(text):
         values = tuple(word.value for word in words)
-        first = next(
-            (i for i, value in enumerate(values) if not _is_assignment(value)), len(values)
-        )
-        found = {
-            m.group(1): m.group(2)
-            for value in values[:first]
-            if (m := _ASSIGNMENT.fullmatch(value))
-        }
+        first = 0
+        while first < len(values) and _is_assignment(values[first]):
+            first += 1
+        # Assignments alone, or after `export`, last for the commands that follow.
         if first == len(values) or values[0] == "export":
-            variables |= {
-                m.group(1): m.group(2) for value in values if (m := _ASSIGNMENT.fullmatch(value))
-            }
+            variables |= _assignments(values)
             continue
+        found = _assignments(values[:first])
         moved = moved or values[0] in {"cd", "pushd"}
         change = functools.partial(_changed_text, command.change, index, text, tuple(words))
         setter = functools.partial(_assigned, change, first)
@@ -450,6 +456,16 @@ def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
             "", values, change, given, setter, without, command.has_no_others, moved
         )
         yield _behind(inner, first)
+
+
+def _assignments(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that words assign; other words are skipped."""
+    found: dict[str, str] = {}
+    for word in words:
+        match = _ASSIGNMENT.fullmatch(word)
+        if match is not None:
+            found[match.group(1)] = match.group(2)
+    return found
 
 
 def _is_assignment(value: str) -> bool:
@@ -473,7 +489,8 @@ def _changed_text(
         if edit.start < edit.end:
             start = words[edit.start].start
             end = words[edit.end - 1].end
-            if not edit.words and edit.start:  # remove the space before it too
+            # The space before removed words goes with them.
+            if not edit.words and edit.start:
                 start = words[edit.start - 1].end
             elif not edit.words and edit.end < len(words):
                 end = words[edit.end].start

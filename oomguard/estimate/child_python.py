@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from oomguard.core import safe_python
 from oomguard.core.errors import InputError
+from oomguard.core.process import python_command, python_environment
 
 
 def call_child(
@@ -24,7 +24,7 @@ def call_child(
 ) -> dict[str, Any]:
     """Call a module's ``main`` with one JSON object; return the object on its last output line.
 
-    The child loads no code from the working directory or the model's folder; see ``safe_python``.
+    The child loads no code from the working directory or the model's folder (core/process.py).
 
     Args:
         module: the module to run.
@@ -41,9 +41,9 @@ def call_child(
     """
     try:
         ran = subprocess.run(
-            safe_python.command(module),
+            python_command(module),
             input=json.dumps(question),
-            env={**safe_python.environment(), **environment},
+            env={**python_environment(), **environment},
             capture_output=True,
             text=True,
             timeout=limit_s,

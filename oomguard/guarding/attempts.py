@@ -11,9 +11,9 @@ from typing import Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Incident, SettingInForce
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.settings import setting
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.guarding.failure import (
     annotate,
     clear,
@@ -23,12 +23,12 @@ from oomguard.guarding.failure import (
     take_at,
 )
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
-from oomguard.guarding.observers import report_attempt, report_end_of_call
+from oomguard.guarding.intercept import report_attempt, report_end_of_call
 from oomguard.probe import torch_memory
 from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 
 # The settings with which a loop succeeded after a failure, by its line and its first settings.
 _ran_with: Final[
@@ -136,7 +136,9 @@ class _Loop:
         clear(error)
         torch_memory.release()
         model = self._model(scanned.first_cause)
-        found = self.ledger.diagnose(scanned, default_rules(), given=_facts(model), behind=model)
+        found = self.ledger.diagnose(
+            scanned, default_rules(), given=_facts(model), memory_model=model
+        )
         return found.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:

@@ -18,18 +18,17 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
-from oomguard.guarding.intercept import entered, inside_call
-from oomguard.guarding.observers import GuardEvents
+from oomguard.guarding.intercept import GuardEvents, inside_call
 
 if TYPE_CHECKING:
-    from oomguard.engines.start_attempt import ReadStart, RestartedEngine, StartResult, WatchedStart
+    from oomguard.engines.protocol import ReadStart, RestartedEngine, StartResult, WatchedStart
     from oomguard.probe.nvml import Device
     from oomguard.scan.source import Line
 
-# This module loads with the first guarded call, and the modules that diagnose with the first start.
+# This module loads with the first start, and the modules that diagnose with the first failure.
 
 # The words with which a start's processes ended decide, not everything that mentions memory.
 
@@ -48,7 +47,7 @@ def scan_start(
         source: the name of the diagnosis.
         settings: the effective settings.
     """
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.exceptions import exception_lines
     from oomguard.scan.scan import scan
 
@@ -80,7 +79,7 @@ def _of_the_silent(
     ended: StartResult, whole: Diagnosis, settings: Mapping[str, SettingInForce]
 ) -> Diagnosis:
     """Diagnose a process that died silently, from its output and the cgroup's OOM kills."""
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.scan import scan
     from oomguard.scan.source import Line
 
@@ -102,7 +101,7 @@ def _killed() -> Incident:
 
 
 def _incidents(lines: Iterable[Line]) -> tuple[Incident, ...]:
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.scan import scan
 
     return scan(lines, default_rules()).incidents
@@ -113,37 +112,7 @@ _MOST_DEATHS = 5
 _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
 
 
-def started(
-    read: ReadStart,
-    wrapped: Callable[..., Any],
-    _instance: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a watched start; without a guard, or inside another watched call, run it unchanged."""
-    guards = entered.get()
-    if not guards or inside_call.get() or disabled():
-        return wrapped(*args, **kwargs)
-    token = inside_call.set(True)
-    try:
-        run = _run_of(guards[-1], read, wrapped, args, kwargs)
-        if run is None:
-            return wrapped(*args, **kwargs)
-        result, error = run.run()
-        if error is None:
-            run.attend(result)
-    finally:
-        inside_call.reset(token)
-    try:
-        if error is not None:
-            raise error
-        return result
-    finally:
-        # A local that names its own exception is a cycle, which would keep the frames below alive.
-        del error
-
-
-def _run_of(
+def run_of(
     owner: GuardEvents,
     read: ReadStart,
     wrapped: Callable[..., Any],
@@ -171,7 +140,7 @@ class StartRun:
     """
 
     def __init__(self, owner: GuardEvents, start: WatchedStart, source: str) -> None:
-        from oomguard.retry.ledger import Ledger
+        from oomguard.retry import Ledger
 
         self._owner = owner
         self._start = start
@@ -232,7 +201,7 @@ class StartRun:
             inside_call.reset(token)
         self._first_error = self._incident = None
         if error is None:
-            from oomguard.engines.start_attempt import RestartedEngine
+            from oomguard.engines.protocol import RestartedEngine
 
             return RestartedEngine(engine, alone=alone, of_memory=of_memory)
         return None
@@ -278,11 +247,11 @@ class StartRun:
 
         A change that cannot be made ends the run as a failed attempt, not as an exception.
         """
-        from oomguard.engines.start_attempt import StartResult
-        from oomguard.retry import memory_wait
+        from oomguard import retry
+        from oomguard.engines.protocol import StartResult
 
         with _keeping_quiet("reading the devices"):
-            self._devices = self._devices or memory_wait.devices_by_index()
+            self._devices = self._devices or retry.devices_by_index()
         try:
             return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:
@@ -330,13 +299,11 @@ class StartRun:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        from oomguard.retry import memory_wait
+        from oomguard import retry
 
         with _keeping_quiet("cleaning up"):
             self._start.clean_up()
-            if self._ledger.pending and (
-                held := memory_wait.wait_until_free(self._devices, self._stops)
-            ):
+            if self._ledger.pending and (held := retry.wait_until_free(self._devices, self._stops)):
                 get_logger().warning("memory is still held after the failed attempt", held=held)
 
     def _stops(self) -> bool:
@@ -344,7 +311,7 @@ class StartRun:
 
     def _diagnose(self, ended: StartResult) -> Diagnosis:
         """Diagnose a failed attempt; without incidents if it did not run out of memory."""
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
 
         scanned = scan_start(ended, self._source, self._in_force())
         scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
@@ -352,11 +319,11 @@ class StartRun:
             scanned = in_phase(scanned, self._start.phase)
         first = scanned.first_cause
         if first is None:
-            behind = None
+            memory_model = None
         else:
-            behind = self._start.behind(first)
+            memory_model = self._start.memory_model(first)
         return self._ledger.diagnose(
-            scanned, default_rules(), local_models=behind is None, behind=behind
+            scanned, default_rules(), local_models=memory_model is None, memory_model=memory_model
         )
 
     def _in_force(self) -> dict[str, SettingInForce]:
@@ -380,7 +347,7 @@ class StartRun:
 
     def _measured(self, ended: StartResult) -> dict[str, float]:
         """Return the printed figures that were predicted, and those of the KV cache."""
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
         from oomguard.scan.scan import Scanner
 
         scanner = Scanner(default_rules())
@@ -403,7 +370,7 @@ class StartRun:
             )
 
     def _annotate(self, error: Exception, incident: Incident) -> None:
-        from oomguard.report.note import start_note
+        from oomguard.guarding.advice import start_note
 
         with contextlib.suppress(AttributeError, TypeError):
             error.add_note(start_note(incident, self._ledger.attempts))
@@ -424,7 +391,7 @@ def _name_orphans() -> None:
 
     They hold memory, and only their owner may end them.
     """
-    from oomguard.probe.device_checks import left_over_checks
+    from oomguard.probe.checks import left_over_checks
 
     found = next(left_over_checks((), {}))
     if found.status == "problem":

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -127,7 +128,7 @@ def scan_error(
 
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.scan import scan
 
     lines = exception_lines(error)
@@ -137,7 +138,7 @@ def scan_error(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception's messages say that memory ran out."""
-    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.diagnosis import default_rules
     from oomguard.scan.exceptions import exception_lines, may_be_oom
     from oomguard.scan.scan import scan
 
@@ -305,7 +306,7 @@ def annotate(
         why_whole: why the call was not split, and what to write instead; None: no reason.
         why_not_joined: why the parts' results cannot be joined; None: that was not tried.
     """
-    from oomguard.report.note import note_in_guard, tried
+    from oomguard.guarding.advice import note_in_guard, tried
 
     if getattr(error, "__oomguard__", False):
         for line in tried(attempts):
@@ -314,3 +315,102 @@ def annotate(
     add_note(error, note_in_guard(incident, attempts, why_whole, why_not_joined))
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]
+
+
+# Training is never split: a step in parts would be applied several times.
+
+
+WHY_NOT: Final = (
+    "the call records gradients, and a training step in parts would be applied several times; "
+    "put inference under torch.inference_mode()"
+)
+# Libraries whose code mentions a backward pass whether it runs one or not.
+_LIBRARIES: Final = frozenset({"torch", "transformers", "accelerate", "peft", "oomguard"})
+_MODES: Final = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+_STEPS: Final = ("torch.optim", "torch.autograd.graph")
+
+
+class GradientRecorded(Exception):  # noqa: N818 - it never leaves the guard
+    """A part of a call began to record gradients."""
+
+
+def trains(error: BaseException) -> bool:
+    """Return whether a failure's frames belong to a training step.
+
+    Call this before the frames' locals are cleared, with gradients as they were.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    frames = list(frames_of(error))
+    seen = [_values(frame) for frame in frames]
+    off = any(map(_turns_gradients_off, frames)) or any(
+        _is_mode(value, torch) for values in seen for value in values
+    )
+    recording = torch.is_grad_enabled() and not off
+    return any(map(_steps, frames)) or any(
+        _is_recorded(value, torch, recording=recording) for values in seen for value in values
+    )
+
+
+@contextlib.contextmanager
+def refusing_gradients(*, really: bool = True) -> Iterator[None]:
+    """Raise GradientRecorded from the first operation in the block that records a gradient.
+
+    It applies to the current thread only.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not really:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(_refuse, _refuse):
+        yield
+
+
+def _refuse(_tensor: Any) -> Any:
+    raise GradientRecorded(WHY_NOT)
+
+
+def _values(frame: FrameType) -> list[Any]:
+    """Return the values that a frame's code sees: locals, closures, and named globals of users."""
+    values = list(locals_of(frame).values())
+    if not _is_library(frame):
+        values += [
+            frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals
+        ]
+    return values
+
+
+def _steps(frame: FrameType) -> bool:
+    """Return whether a frame belongs to an optimizer or a backward pass, or calls one by name."""
+    return module_of(frame).startswith(_STEPS) or (
+        not _is_library(frame) and "backward" in frame.f_code.co_names
+    )
+
+
+def _is_mode(value: Any, torch: Any) -> bool:
+    modes = (torch.no_grad, torch.inference_mode)
+    if isinstance(value, type):
+        return value in modes
+    return isinstance(value, modes)
+
+
+def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
+    """Return whether a value is part of a graph, or will be once an operation reads it."""
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is not None or (recording and bool(value.requires_grad))
+    if not recording or not isinstance(value, torch.nn.Module) or not value.training:
+        return False  # a model in evaluation mode is assumed to run inference
+    return any(parameter.requires_grad for parameter in value.parameters())
+
+
+def _turns_gradients_off(frame: FrameType) -> bool:
+    """Return whether a frame's code turns gradients off, or is torch's decorator for that."""
+    module = module_of(frame)
+    if module.partition(".")[0] == "torch":
+        return module == "torch.utils._contextlib"
+    return not _MODES.isdisjoint(frame.f_code.co_names)
+
+
+def _is_library(frame: FrameType) -> bool:
+    return module_of(frame).partition(".")[0] in _LIBRARIES

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.core.facts import FactValue
-from oomguard.guarding.collate import ResultBuffer, place_of
-from oomguard.guarding.rows import (
+from oomguard.guarding.collate import (
+    ResultBuffer,
     can_be_joined,
     cut,
     entries,
     is_columns,
     is_record,
     library,
+    place_of,
     rows_of,
     why_not_cut,
     why_not_rows,

@@ -29,28 +29,31 @@ from typing import (
     overload,
 )
 
-from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.errors import Partial, SettingError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_plain_logger
-from oomguard.core.partial_results import Partial
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
-from oomguard.guarding import observers
 from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
-from oomguard.guarding.intercept import entered, in_force, watch, watching
-from oomguard.guarding.observers import (
+from oomguard.guarding.intercept import (
     attempted,
+    enter_around,
+    entered,
+    in_force,
+    is_special,
     report_attempt,
     report_death,
     report_end_of_call,
+    watch,
+    watching,
 )
-from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.remedy.policy import Policy, make_policy
 
 if TYPE_CHECKING:
+    from oomguard.core.errors import Partial
     from oomguard.engines.protocol import SizeOfCall
     from oomguard.guarding.function_call import OriginalInputs
     from oomguard.probe.snapshot_recorder import SnapshotRecorder
@@ -175,8 +178,8 @@ def _splitting(current: GuardState, function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if observers.observing and observers.looking_on():
-            with observers.ObservedCall(
+        if state.observing and state.looking_on():
+            with state.ObservedCall(
                 function.__qualname__, "", lambda: _size(current, function, args, kwargs)
             ):
                 return call(*args, **kwargs)
@@ -294,8 +297,7 @@ def pickled_state(guard: GuardState) -> dict[str, Any]:
 
 def restore(guard: GuardState, state: dict[str, Any]) -> None:
     """Restore a guard from ``pickled_state``, with what its job's processes have learned since."""
-    from oomguard.guarding.batch_size_cache import share
-    from oomguard.guarding.kill_recovery import KillRecovery
+    from oomguard.guarding.batch_size_cache import KillRecovery, share
     from oomguard.probe.snapshot_recorder import SnapshotRecorder
 
     vars(guard).update(state)

@@ -13,16 +13,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
+from oomguard.core.errors import Partial
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
 from oomguard.core.log import get_logger, get_plain_logger
-from oomguard.core.partial_results import Partial
 from oomguard.core.settings import effect_of
 from oomguard.engines.protocol import ReadCall, WatchedCall
 from oomguard.engines.registry import held_results_bytes, move_results
 from oomguard.guarding import concurrency
 from oomguard.guarding.collate import OutputCollector
 from oomguard.guarding.failure import (
+    WHY_NOT,
+    GradientRecorded,
     add_note,
     annotate,
     clear,
@@ -32,17 +34,17 @@ from oomguard.guarding.failure import (
     in_phase,
     is_out_of_memory,
     let_go,
+    refusing_gradients,
     release_after,
     row_bytes_at_failure,
     run_guarded,
     scan_error,
+    trains,
 )
-from oomguard.guarding.observers import GuardEvents
-from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
+from oomguard.guarding.intercept import GuardEvents
 from oomguard.probe import torch_memory
-from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
-from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CallModel
-from oomguard.retry.ledger import Ledger
+from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CACHE, CHUNK, VARIED, CallModel, Variant
+from oomguard.retry import Ledger
 from oomguard.scan.exceptions import may_be_oom
 
 # Arguments that a call changes as it runs, and that cannot be restored.
@@ -645,7 +647,7 @@ class MicroBatchRun:
         clear(error, is_raised=error is self._first_error)
         release_after(failure, self._call, size)
         model = self._model(failure)
-        from oomguard.diagnosis.diagnose import default_rules
+        from oomguard.diagnosis import default_rules
 
         diagnosis = self._ledger.diagnose(
             scanned,
@@ -653,7 +655,7 @@ class MicroBatchRun:
             # Sizes that ran may be planned again, so only the failed size counts.
             failed_with={**self._ledger.settings, "batch_size": model.rows},
             given=facts_of(self._call, model),
-            behind=model,
+            memory_model=model,
         )
         incident = diagnosis.first_cause or failure
         self._base_bytes = model.base_bytes or 0

@@ -10,11 +10,10 @@ import os
 import sys
 from typing import Final
 
-from oomguard.core.timeline import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
+from oomguard.core.measurements import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
 from oomguard.probe import torch_memory
 from oomguard.probe.host import Resident, resident_bytes
-from oomguard.probe.nvml import Device, Session
-from oomguard.probe.processes import sees_host_pids
+from oomguard.probe.nvml import Device, Session, sees_host_pids
 
 Bytes = dict[Counter, int]
 _RESIDENT: Final = Counter(HOST, RESIDENT)

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
-from oomguard.core.timeline import ALLOCATED, HOST, RESERVED, RESIDENT, Counter, MemoryUse, Sample
+from oomguard.core.measurements import (
+    ALLOCATED,
+    HOST,
+    RESERVED,
+    RESIDENT,
+    Counter,
+    MemoryUse,
+    Sample,
+)
 from oomguard.instrumentation.readings import Bytes, Readings
 from oomguard.probe.host import peak_resident_bytes
 from oomguard.probe.torch_memory import Peaks

@@ -34,20 +34,21 @@ from oomguard.core import records
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.files import write_whole
 from oomguard.core.incident import Attempt
-from oomguard.core.process_state import disabled
-from oomguard.core.timeline import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.measurements import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.process import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls
-from oomguard.guarding.intercept import watch as watch_calls
-from oomguard.guarding.observers import (
+from oomguard.guarding.intercept import (
     NO_SIZE,
     ObservedBlock,
+    enter_around,
+    is_special,
     observers,
     observing,
     shown,
     without_mistake,
 )
-from oomguard.guarding.wrap import enter_around, is_special
+from oomguard.guarding.intercept import watch as watch_calls
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.sampler import WatchMeasurement, most, readings, sampler, uses_of
 from oomguard.probe import torch_memory

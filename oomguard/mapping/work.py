@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from oomguard.core.errors import OomguardError, StoreError, UsageError
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger, pauses
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.guarding.failure import add_note, clear, is_out_of_memory, run_guarded
 from oomguard.guarding.guard import guard, state_of
 from oomguard.mapping.claims import Claims

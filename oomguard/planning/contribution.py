@@ -16,8 +16,8 @@ from typing import Any, Final
 from oomguard.core.errors import InputError, SettingError, UsageError
 from oomguard.core.facts import GIB, format_gib, number_of
 from oomguard.core.incident import EngineStart
-from oomguard.core.setting_spellings import surfaces
-from oomguard.engines.vllm.own_command import serve_words
+from oomguard.core.settings import surfaces
+from oomguard.engines.vllm.command import serve_words
 from oomguard.estimate.constants import engine_version
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import read_model

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 from oomguard.core.errors import SettingError, UsageError
-from oomguard.estimate.call.call_budget import budget_call
-from oomguard.estimate.call.trace import CallBudget, PlannedCall
+from oomguard.estimate.call.call_budget import CallBudget, PlannedCall, budget_call
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import StartBudget

@@ -13,7 +13,7 @@ from typing import Final
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.records import Record
-from oomguard.core.setting_spellings import default_value
+from oomguard.core.settings import default_value
 from oomguard.estimate.constants import others_margin_ratio
 from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.start import StartBudget

@@ -13,8 +13,8 @@ from oomguard.core.facts import FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
-from oomguard.core.setting_spellings import default_value
-from oomguard.engines.vllm.own_command import serve_command
+from oomguard.core.settings import default_value
+from oomguard.engines.vllm.command import serve_command
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
 from oomguard.estimate.fit import Fit
@@ -382,7 +382,7 @@ def _version(given: str | None) -> Version:
 
 def start_of_log(log: str) -> EngineStart:
     """Return a log's measured start; raises InputError if there is none."""
-    from oomguard.diagnosis.diagnose import diagnose_stream
+    from oomguard.diagnosis import diagnose_stream
     from oomguard.estimate.start.calibration import measured_start
     from oomguard.scan.source import open_log
 

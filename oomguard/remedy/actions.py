@@ -9,13 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from oomguard.core.facts import Fact, FactValue, format_gib
+from oomguard.core.facts import MIB, Fact, FactValue, format_gib
 from oomguard.core.incident import Action, Alternative, Effect, Incident, Patch
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, engines, is_foreign, surface
-from oomguard.core.settings import SETTINGS, value_in_force
+from oomguard.core.settings import (
+    SETTINGS,
+    as_env,
+    as_flag,
+    as_kwarg,
+    engines,
+    is_foreign,
+    surface,
+    value_in_force,
+)
 from oomguard.core.text import first_known
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.rules.action_table import OUTSIDE, ActionTable, Situation
+from oomguard.rules.rule_files import OUTSIDE, ActionTable, Situation
 
 # Another device is an action outside oomguard, because the user must have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}
@@ -393,3 +401,35 @@ def _command(
         or as_kwarg(name, new, engine, version)
         or as_env(name, new)
     )
+
+
+# The words for an action and for a change are the same in a report and in an exception's note.
+
+
+def amount(name: str, value: FactValue | None) -> str:
+    """Format a setting's value; a byte count is followed by its size."""
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and name.endswith("_bytes")
+        and abs(value) >= MIB
+    ):
+        return f"{value} ({format_gib(value)})"
+    return str(value)
+
+
+def action_why(action: Action) -> str:
+    """Return why an action helps and the bytes that it should free."""
+    freed = action.frees_bytes or 0
+    return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
+
+
+def ruled_out_changes(incident: Incident) -> list[str]:
+    """Return helpful changes that the user ruled out, each with the reason."""
+    offered = {action.id for action in incident.actions}
+    return [
+        f"{patch.setting}{'' if patch.new is None else f' {amount(patch.setting, patch.new)}'}: "
+        f"{patch.blocked_by}"
+        for patch in incident.plan
+        if patch.blocked_by and patch.setting not in offered and is_out_of_question(patch)
+    ]

@@ -14,8 +14,14 @@ from typing import Any, Final
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import PATCHED, Alternative, Effect, Incident, Patch
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, default_value
-from oomguard.core.settings import effect_of, value_in_force
+from oomguard.core.settings import (
+    as_env,
+    as_flag,
+    as_kwarg,
+    default_value,
+    effect_of,
+    value_in_force,
+)
 from oomguard.estimate.start.activations import peak_activation
 from oomguard.estimate.start.cuda_graphs import is_first_engine
 from oomguard.estimate.start.encoder_profile import (
@@ -42,9 +48,8 @@ from oomguard.estimate.start.kv_shortfall import (
 )
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.weights import around_elements, lora_bytes
-from oomguard.remedy.failure_model import FailureModel, ModelChain
 from oomguard.remedy.policy import Policy, assumed, grouped, why_blocked
-from oomguard.remedy.solution import Solution
+from oomguard.remedy.solution import FailureModel, ModelChain, Solution
 
 _ENGINE: Final = "vllm"  # the memory model plans only vLLM's starts
 

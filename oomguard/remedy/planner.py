@@ -9,11 +9,8 @@ from typing import Final
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Alternative, Cause, Effect, Incident, Patch
-from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, is_foreign
-from oomguard.core.settings import effect_of, setting
-from oomguard.remedy.allocator_options import allocator_variable
-from oomguard.remedy.failure_model import MODELLED, FailureModel
-from oomguard.remedy.from_log import SOLVERS
+from oomguard.core.settings import as_env, as_flag, as_kwarg, effect_of, is_foreign, setting
+from oomguard.remedy.from_log import SOLVERS, allocator_variable, contradiction
 from oomguard.remedy.policy import (
     HARD_LIMIT,
     Policy,
@@ -21,8 +18,14 @@ from oomguard.remedy.policy import (
     present_value,
     why_blocked,
 )
-from oomguard.remedy.solution import Solution, as_sentences, in_words, not_shown
-from oomguard.remedy.value_checks import contradiction
+from oomguard.remedy.solution import (
+    MODELLED,
+    FailureModel,
+    Solution,
+    as_sentences,
+    in_words,
+    not_shown,
+)
 from oomguard.rules.rule import Fix, Rule
 from oomguard.rules.rule_files import RuleSet
 

@@ -12,8 +12,14 @@ from typing import Final
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Effect, Incident, Patch
-from oomguard.core.setting_spellings import default_value, surface, unmanaged_arguments
-from oomguard.core.settings import SETTINGS, setting, value_in_force
+from oomguard.core.settings import (
+    SETTINGS,
+    default_value,
+    setting,
+    surface,
+    unmanaged_arguments,
+    value_in_force,
+)
 
 DEFAULT_MAX_ATTEMPTS: Final = 4
 DEFAULT_MAX_PER_HOUR: Final = 3

@@ -1,4 +1,4 @@
-"""Represent a solved value, or the reason why there is none."""
+"""Represent a solved value, or the reason why there is none, and the models that solve them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from oomguard.core.facts import REGISTRY, FactValue
-from oomguard.core.incident import Effect
+from oomguard.core.incident import Alternative, Effect, Incident, Patch
 from oomguard.core.settings import SETTING_FACTS
+from oomguard.remedy.policy import Policy
 
 # Words for unknown facts: a message never shows a fact's name.
 _ENTRY: Final = re.compile(r"(?P<what>.+): not (?:printed|known|measured)(?P<more> \(.*\))?")
@@ -102,3 +103,50 @@ class Solution:
     predicts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     blocked_by: str | None = None
     effect: Effect | None = None
+
+
+# The model behind a failure: it solves values that no printed number gives.
+
+
+# Names after ``solve`` in rule files for values that only the model behind a failure has.
+MODELLED: Final = frozenset({"rows_that_fit", "sequences_for_warmup", "step_tokens_for_tried"})
+
+
+class FailureModel(Protocol):
+    """What failed, as far as it can be computed: which values of its settings fit."""
+
+    def solve(self, setting: str, incident: Incident) -> Solution | None:
+        """Return the value of a setting with which it fits; None if it cannot be solved."""
+
+    def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
+        """Return one group of patches that is enough together; empty if nothing helps."""
+
+    def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
+        """Return what helps if no setting does, such as a larger device or more devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChain:
+    """Several models behind one failure; the first with an answer counts."""
+
+    models: tuple[FailureModel, ...]
+
+    def solve(self, setting: str, incident: Incident) -> Solution | None:
+        """Return the first solved value of a setting, or the first reason for none."""
+        found = [
+            solution
+            for model in self.models
+            if (solution := model.solve(setting, incident)) is not None
+        ]
+        return next(
+            (solution for solution in found if solution.value is not None), next(iter(found), None)
+        )
+
+    def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
+        """Return the first group of patches."""
+        groups = (model.solve_together(incident, policy) for model in self.models)
+        return next((group for group in groups if group), ())
+
+    def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
+        """Return what else each model would make fit."""
+        return tuple(other for model in self.models for other in model.smallest_that_fits(incident))

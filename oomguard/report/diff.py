@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from oomguard.comparison.comparison import ComparedStart, ComparedValue, Comparison, Row
+from oomguard.comparison import ComparedStart, ComparedValue, Comparison, Row
 from oomguard.core.facts import MIB, format_gib
 from oomguard.core.incident import Cause, Diagnosis, Patch
+from oomguard.core.presentable import drawn, engine, masked
 from oomguard.report.json import SCHEMA, json_line, plain_value, to_dict
 from oomguard.report.markdown import cell, code, inline
-from oomguard.report.phrases import blocked, change_text, confidence, engine, pastes, place, why
-from oomguard.report.presentable import drawn, masked
+from oomguard.report.phrases import blocked, change_text, confidence, pastes, place, why
 
 if TYPE_CHECKING:
     from rich.console import Console

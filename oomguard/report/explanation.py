@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.core.facts import REGISTRY, Fact, format_gib
-from oomguard.core.incident import Alternative, Cause, Incident, Patch
-from oomguard.core.kinds import facts_of_headline, headline
+from oomguard.core.incident import Alternative, Cause, Incident, Patch, facts_of_headline, headline
 from oomguard.core.text import PLACEHOLDER, render, strip_escapes, without_brackets
 from oomguard.report.phrases import shortened, what_died
 from oomguard.rules.error_messages import ErrorMessage, error_messages, phases

@@ -21,12 +21,12 @@ from oomguard.core.past_runs import (
     PastAttempt,
     PastRun,
 )
+from oomguard.core.presentable import drawn, masked
 from oomguard.core.redact import HOME, MASK, homes_kept
 from oomguard.report.html import to_html
 from oomguard.report.json import SCHEMA, incident_dict, json_line, patch_dict, plain_value, to_dict
 from oomguard.report.markdown import cell, inline, to_markdown
 from oomguard.report.panel import print_diagnosis
-from oomguard.report.presentable import drawn, masked
 
 if TYPE_CHECKING:
     from rich.console import Console

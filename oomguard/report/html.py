@@ -23,26 +23,24 @@ from oomguard.core.incident import (
     Incident,
     SettingInForce,
 )
-from oomguard.core.snapshot_records import DeviceMemory
+from oomguard.core.measurements import DeviceMemory
+from oomguard.core.presentable import drawn
+from oomguard.remedy.actions import action_why, amount, ruled_out_changes
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.phrases import (
     ShownIncident,
-    action_why,
-    amount,
     capacity,
     confidence,
     echoes,
     instead,
     pastes,
     place,
-    ruled_out_changes,
     settings_of_note,
     shown_once,
     start_title,
     tradeoff,
     what_died,
 )
-from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import (
     GROUP_HEADINGS,
     STACK_HEADINGS,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oomguard.core.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
-from oomguard.report.presentable import masked, well_formed
+from oomguard.core.presentable import masked, well_formed
 
 SCHEMA: Final = 1
 # JSON allows these characters unescaped, but a terminal or a strict reader may not: DEL, C1

@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Evidence, Incident
+from oomguard.core.presentable import drawn
+from oomguard.remedy.actions import action_why, ruled_out_changes
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.phrases import (
     ShownIncident,
-    action_why,
     capacity,
     echoes,
     instead,
     pastes,
     place,
-    ruled_out_changes,
     settings_of_note,
     shown_once,
     start_title,
     tradeoff,
     what_died,
 )
-from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import (
     GROUP_HEADINGS,
     STACK_HEADINGS,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from oomguard.core.snapshot_records import DeviceMemory
+    from oomguard.core.measurements import DeviceMemory
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}

@@ -9,22 +9,30 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import MIB, Fact, parse_size
-from oomguard.core.incident import EMPTY, Action, Cause, Diagnosis, EngineStart, Evidence, Incident
-from oomguard.core.kinds import facts_of_headline
+from oomguard.core.incident import (
+    EMPTY,
+    Action,
+    Cause,
+    Diagnosis,
+    EngineStart,
+    Evidence,
+    Incident,
+    facts_of_headline,
+)
+from oomguard.core.presentable import drawn, engine, plain
 from oomguard.core.redact import homes_kept, mask
-from oomguard.diagnosis.diagnose import changed_command
+from oomguard.diagnosis import changed_command
+from oomguard.remedy.actions import ruled_out_changes
 from oomguard.report.bar import GRAY, GREEN, RED, BudgetBar, contradiction, has_colors
 from oomguard.report.phrases import (
     ShownIncident,
     capacity,
     decide_by,
     echoes,
-    engine,
     framework_name,
     instead,
     pastes,
     percent_sure,
-    ruled_out_changes,
     settings_of_note,
     shortened,
     shown_causes,
@@ -33,13 +41,12 @@ from oomguard.report.phrases import (
     tradeoff,
     what_died,
 )
-from oomguard.report.presentable import drawn, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from oomguard.core.snapshot_records import Snapshot
+    from oomguard.core.measurements import Snapshot
 
 
 # The panel of one failure.

@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from oomguard.core.facts import MIB, FactValue, format_gib
+from oomguard.core.facts import format_gib
 from oomguard.core.incident import (
-    Action,
     Alternative,
     Cause,
     Diagnosis,
@@ -19,8 +18,9 @@ from oomguard.core.incident import (
     Incident,
     Patch,
 )
+from oomguard.core.presentable import engine
 from oomguard.core.settings import SETTING_FACTS
-from oomguard.remedy.policy import is_out_of_question
+from oomguard.remedy.actions import amount
 
 _SHOWN_NAMES: Final = 6
 # oomguard shows two causes as one decision if their confidences differ by less.
@@ -142,15 +142,6 @@ def _fits(row: Mapping[str, Any], incident: Incident, engines: Sequence[str]) ->
     )
 
 
-def engine(record: Incident | EngineStart) -> str:
-    """Return the framework and its version; "" for an unknown framework."""
-    if record.framework == "unknown":
-        return ""
-    if record.framework_version:
-        return f"{record.framework} {record.framework_version}"
-    return record.framework
-
-
 def place(incident: Incident, source: str = "") -> str:
     """Return framework, phase, process and line, as far as they are known."""
     if incident.location.line is None:
@@ -194,18 +185,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN_NAMES]) + more
 
 
-def amount(name: str, value: FactValue | None) -> str:
-    """Format a setting's value; a byte count is followed by its size."""
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and name.endswith("_bytes")
-        and abs(value) >= MIB
-    ):
-        return f"{value} ({format_gib(value)})"
-    return str(value)
-
-
 def change_text(patch: Patch) -> str:
     """Return a change such as ``40960 -> 26624``.
 
@@ -233,28 +212,6 @@ def why(patch: Patch) -> str:
     """Return the reason of a patch and the bytes that it should free."""
     freed = patch.predicted_freed_bytes or 0
     return patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else "")
-
-
-def action_why(action: Action) -> str:
-    """Return why an action helps and the bytes that it should free."""
-    freed = action.frees_bytes or 0
-    return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
-
-
-def ruled_out_changes(incident: Incident) -> list[str]:
-    """Return helpful changes that the user ruled out, each with the reason."""
-    offered = {action.id for action in incident.actions}
-    lines = []
-    for patch in incident.plan:
-        is_ruled_out = patch.blocked_by and is_out_of_question(patch)
-        if not is_ruled_out or patch.setting in offered:
-            continue
-        if patch.new is None:
-            change = patch.setting
-        else:
-            change = f"{patch.setting} {amount(patch.setting, patch.new)}"
-        lines.append(f"{change}: {patch.blocked_by}")
-    return lines
 
 
 def shown_causes(incident: Incident) -> tuple[Cause, ...]:

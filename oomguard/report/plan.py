@@ -11,7 +11,7 @@ from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.redact import mask_command
-from oomguard.core.setting_spellings import as_flag
+from oomguard.core.settings import as_flag
 from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from oomguard.estimate.call.trace import CallBudget
+    from oomguard.estimate.call.call_budget import CallBudget
     from oomguard.planning.plan import SolvedSetting
     from oomguard.planning.start import StartPlan
 

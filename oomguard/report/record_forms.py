@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Diagnosis
-from oomguard.estimate.call.trace import CallBudget
+from oomguard.core.presentable import masked
+from oomguard.estimate.call.call_budget import CallBudget
 from oomguard.planning.start import StartPlan
 from oomguard.report.json import to_dict
 from oomguard.report.markdown import cell, fenced, inline, to_markdown
@@ -23,7 +24,6 @@ from oomguard.report.plan import (
     print_call_budget,
     print_start_plan,
 )
-from oomguard.report.presentable import masked
 
 Shown = Diagnosis | StartPlan | CallBudget
 _COLUMNS: Final = 80

@@ -11,7 +11,7 @@ from oomguard.report.bar import percent
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from oomguard.core.snapshot_records import (
+    from oomguard.core.measurements import (
         DeviceMemory,
         Frame,
         LiveStack,

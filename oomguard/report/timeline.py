@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, MIB, format_gib
 from oomguard.core.installation import install_hint
-from oomguard.core.timeline import ALLOCATED, Counter, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.measurements import (
+    ALLOCATED,
+    Counter,
+    MemoryUse,
+    SeenCall,
+    TimedAttempt,
+    Timeline,
+)
+from oomguard.core.presentable import drawn
 from oomguard.report.json import json_line
-from oomguard.report.presentable import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

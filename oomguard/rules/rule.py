@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from oomguard.core.facts import REGISTRY, FactValue
-from oomguard.core.incident import CAUSES, Effect
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import CAUSES, KINDS, Effect
 from oomguard.core.settings import SETTINGS, Setting
 from oomguard.core.text import PLACEHOLDER
-from oomguard.rules.expressions import KINDS_OF_VALUE, Expression, suggestion, trusted_expression
-from oomguard.rules.schema import Table
+from oomguard.rules.syntax import KINDS_OF_VALUE, Expression, Table, suggestion, trusted_expression
 
 # A mistake in a fix becomes a message when the rule loads.
 

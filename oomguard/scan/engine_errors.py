@@ -20,7 +20,7 @@ from oomguard.core.incident import Evidence, Incident, Location
 from oomguard.core.text import strip_escapes
 from oomguard.scan.context import ENGINE_ROLES, Context, role
 from oomguard.scan.incidents import FOLD_LINES, ScannedIncident
-from oomguard.scan.log_prefixes import TRACEBACK, PlainLine
+from oomguard.scan.lines import TRACEBACK, PlainLine
 from oomguard.scan.source import Line
 
 MAX_ERRORS: Final = 400

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from oomguard.core.facts import Fact
-from oomguard.scan.log_prefixes import TRACEBACK
+from oomguard.scan.lines import TRACEBACK
 from oomguard.scan.source import Line
 
 # Find the line of the user's own file whose call ran out of memory in a printed traceback.

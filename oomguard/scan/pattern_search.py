@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
-from oomguard.rules.pattern import group_value
-from oomguard.rules.signature import Quotation, Signature, Wording
+from oomguard.rules.signature import Quotation, Signature, Wording, group_value
 from oomguard.scan.effective_settings import ECHO_ANCHOR
-from oomguard.scan.log_prefixes import PlainLine, excludes_failure
+from oomguard.scan.lines import PlainLine, excludes_failure
 from oomguard.scan.source import Line
 
 # Limit the processor time of one input's patterns, for each search and in total.

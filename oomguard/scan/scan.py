@@ -17,6 +17,7 @@ from typing import Final
 
 from oomguard.core.facts import Fact
 from oomguard.core.incident import (
+    KINDS,
     Diagnosis,
     EngineStart,
     Evidence,
@@ -24,7 +25,6 @@ from oomguard.core.incident import (
     Location,
     SettingInForce,
 )
-from oomguard.core.kinds import KINDS
 from oomguard.core.text import strip_escapes
 from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation
@@ -45,9 +45,8 @@ from oomguard.scan.effective_settings import (
 )
 from oomguard.scan.engine_errors import EngineErrors
 from oomguard.scan.exceptions import UserFrames
-from oomguard.scan.generic_failures import Unrecognized
-from oomguard.scan.incidents import ScannedIncident, ScannedIncidents
-from oomguard.scan.log_prefixes import TRACEBACK, PlainLine, excludes_failure, peel, words_of
+from oomguard.scan.incidents import ScannedIncident, ScannedIncidents, Unrecognized
+from oomguard.scan.lines import TRACEBACK, PlainLine, excludes_failure, peel, words_of
 from oomguard.scan.pattern_search import (
     Candidate,
     Hit,
@@ -58,8 +57,7 @@ from oomguard.scan.pattern_search import (
     open_window,
     quoted,
 )
-from oomguard.scan.skim import Gap
-from oomguard.scan.source import Line
+from oomguard.scan.source import Gap, Line
 
 # The kernel's report of an out-of-memory kill lists processes and the host's memory on separate
 # lines.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomguard.supervisor import tree
-from oomguard.supervisor.process_control import stand_back
+from oomguard.supervisor.tree import stand_back
 
 # The first check is early, for short commands. Later checks take less than one percent of a core.
 FIRST_S: Final = 0.05

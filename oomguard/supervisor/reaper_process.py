@@ -18,12 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from oomguard.supervisor import tree
-from oomguard.supervisor.process_control import (
-    become_subreaper,
-    die_with_parent,
-    set_command_line,
-    set_name,
-)
 from oomguard.supervisor.signal_sets import (
     BY_KEY,
     JOB_STOPS,
@@ -35,6 +29,12 @@ from oomguard.supervisor.signal_sets import (
     waits_once,
 )
 from oomguard.supervisor.terminal_modes import Modes, is_same, read_modes, set_modes
+from oomguard.supervisor.tree import (
+    become_subreaper,
+    die_with_parent,
+    set_command_line,
+    set_name,
+)
 
 _HEADER: Final = struct.Struct("=I")
 # Standard streams and a pseudo-terminal.

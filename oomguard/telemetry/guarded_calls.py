@@ -87,7 +87,7 @@ def make_span(tried: Sequence[SpanAttempt]) -> None:
     """Make the span of the attempts in order of time; its status is the last attempt's."""
     from opentelemetry import trace
 
-    from oomguard.report.presentable import drawn
+    from oomguard.core.presentable import drawn
 
     last = tried[-1].attempt
     attributes = {"oomguard.attempts": len(tried), **of_settings(last)}

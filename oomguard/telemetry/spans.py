@@ -45,7 +45,7 @@ def of_incident(incident: Incident, number: int) -> Attributes:
 
     They are numbers; the only text from the user is the masked headline.
     """
-    from oomguard.report.presentable import drawn
+    from oomguard.core.presentable import drawn
 
     found: Attributes = {
         "oomguard.attempt.number": number,
@@ -178,7 +178,7 @@ class RunSpans:
     def _set_status(self, span: Span, why: str, *, failed: bool) -> None:
         from opentelemetry.trace import StatusCode
 
-        from oomguard.report.presentable import drawn
+        from oomguard.core.presentable import drawn
 
         if failed:
             span.set_status(StatusCode.ERROR, drawn(why))

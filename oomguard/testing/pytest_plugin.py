@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from oomguard.core.errors import SettingError
-from oomguard.core.process_state import disabled
+from oomguard.core.process import disabled
 from oomguard.testing.wordings import format_size
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def report_section(device: SimulatedDevice, error: BaseException) -> str:
         lines.append(f"torch reserved {format_size(device.peak_reserved_bytes)} for it")
     if device.other_processes_bytes:
         lines.append(f"other processes used {format_size(device.other_processes_bytes)}")
-    from oomguard.diagnosis.diagnose import diagnose
-    from oomguard.report.note import note
+    from oomguard.diagnosis import diagnose
+    from oomguard.guarding.advice import note
 
     lines += [note(incident) for incident in diagnose(error).incidents if incident.is_oom]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_bytes
-from oomguard.probe.live_storages import LiveStorages, PeakMeter
+from oomguard.probe.torch_memory import LiveStorages, PeakMeter
 from oomguard.testing.active_devices import entered
 from oomguard.testing.wordings import Figures, TorchMessage, find_wording, format_size, read_size
 

@@ -10,7 +10,7 @@ from oomguard.analyst.attempt_loop import refusal_of
 from oomguard.cluster.ranks.decision import decide
 from oomguard.cluster.ranks.messages import RankEnd
 from oomguard.remedy.policy import Policy
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 
 PATCH = (
     {

@@ -18,9 +18,14 @@ from oomguard.analyst.attempt_settings import (
 )
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Attempt, Effect, Incident, Patch, SettingInForce
-from oomguard.diagnosis.diagnose import assess, default_rules
-from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import EngineChange, StartedEngine, changes_with, failed_engine
+from oomguard.diagnosis import assess, default_rules
+from oomguard.engines.command import (
+    EngineChange,
+    Launch,
+    StartedEngine,
+    changes_with,
+    failed_engine,
+)
 from oomguard.engines.vllm import launch as vllm
 from oomguard.engines.vllm import plugin
 from oomguard.remedy.policy import Policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.analyst.output import ParsedOutput
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.scan.scan import Scanner, scan
 from oomguard.scan.source import Line
 from support.each import each

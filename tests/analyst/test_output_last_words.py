@@ -9,7 +9,7 @@ import pytest
 
 from oomguard.analyst import output as last_words_module
 from oomguard.analyst.output import final_traceback
-from oomguard.scan.log_prefixes import peel
+from oomguard.scan.lines import peel
 from support.each import each
 
 

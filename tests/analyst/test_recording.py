@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from oomguard.analyst.output import replay
 from oomguard.rules.rule_files import load_rules
-from oomguard.scan.anchors import finder
+from oomguard.scan.anchors import finder, skim
 from oomguard.scan.scan import scan
-from oomguard.scan.skim import skim
 from oomguard.supervisor import output_buffer as module
 from oomguard.supervisor.output_buffer import DroppedOutput, OutputBuffer, RecordedOutput
 from support.each import each

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from oomguard import retry
 from oomguard.analyst import restart_gate
 from oomguard.analyst.restart_gate import RestartGate
 from oomguard.core import log
@@ -20,8 +21,7 @@ from oomguard.core.incident import Cause, Effect, Incident, Patch
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm import launch as vllm
 from oomguard.remedy.policy import Policy
-from oomguard.retry import memory_wait
-from oomguard.retry.ledger import Ledger
+from oomguard.retry import Ledger
 from support.supervising import LIMIT_S, wait_for
 
 ENGINE = Path(__file__).with_name("fake_vllm.py")
@@ -166,7 +166,7 @@ def said(monkeypatch):
     monkeypatch.setattr(
         log, "_writer", [lambda _level, text, fields: told.append({"event": text, **fields})]
     )
-    monkeypatch.setattr(memory_wait, "devices_by_index", dict)
+    monkeypatch.setattr(retry, "devices_by_index", dict)
     return told
 
 
@@ -205,7 +205,7 @@ def test_a_pause_that_would_reach_the_deadline_is_not_begun(said, tmp_path, monk
 
 def test_memory_that_is_still_held_is_told_and_the_run_goes_on(said, tmp_path, monkeypatch):
     held = "GPU 0: 6.00 GiB still held, by pid 41 (vllm)"
-    monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, **_options: held)
+    monkeypatch.setattr(retry, "wait_until_free", lambda *_args, **_options: held)
     assert failing(Ledger(Policy()), tmp_path, times=1) == [True]
     assert said == [{"event": "Memory is still in use after the failed attempt", "held": held}]
 
@@ -225,13 +225,9 @@ def test_relaunches_within_an_hour_use_the_given_clock(said, tmp_path, monkeypat
     monkeypatch.setattr(restart_gate, "backoff_s", lambda _quick: 0.0)
     limit = restart_gate.RateLimit
     monkeypatch.setattr(restart_gate, "RateLimit", lambda most: limit(most, lambda: now["s"]))
-    monkeypatch.setattr(
-        memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {}
-    )
+    monkeypatch.setattr(retry, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {})
     ledger = Ledger(Policy(max_attempts=9, max_per_hour=3))
     monkeypatch.setattr(restart_gate.CrashLoop, "is_another_step", lambda *_args: False)
     assert failing(ledger, tmp_path, times=8) == [True] * 8
-    monkeypatch.setattr(
-        memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1100) or {}
-    )
+    monkeypatch.setattr(retry, "devices_by_index", lambda: now.update(s=now["s"] + 1100) or {})
     assert failing(Ledger(ledger.policy), tmp_path, times=8) == [True, True, True, False]

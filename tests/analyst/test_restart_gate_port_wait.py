@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst import listeners
+from oomguard.analyst import restart_gate
 from oomguard.analyst.restart_gate import is_taken, remove_left_socket, wait_until_free
 from oomguard.engines.server import ListenAddress
 
@@ -116,12 +116,12 @@ def test_unbindable_for_other_reasons_is_left_to_the_engine():
 
 
 def test_a_holder_of_another_user_is_said_to_be_not_ours_to_read(monkeypatch):
-    monkeypatch.setattr(listeners, "processes_with_open", lambda _wanted: set())
+    monkeypatch.setattr(restart_gate, "processes_with_open", lambda _wanted: set())
     with listening() as held:
         address = ListenAddress("127.0.0.1", port_of(held))
-        monkeypatch.setattr(listeners.os, "geteuid", lambda: os.getuid() + 1)
-        assert "which this user cannot inspect" in listeners.describe_listeners(address)
-        assert "a process of user " in listeners.describe_listeners(address)
+        monkeypatch.setattr(restart_gate.os, "geteuid", lambda: os.getuid() + 1)
+        assert "which this user cannot inspect" in restart_gate.describe_listeners(address)
+        assert "a process of user " in restart_gate.describe_listeners(address)
 
 
 def test_the_secrets_of_a_holder_are_masked():

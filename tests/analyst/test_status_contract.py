@@ -93,7 +93,7 @@ def test_broken_rule_file_does_not_affect_the_command(tmp_path):
     assert ran.returncode == 9
 
 
-SHORT = "import oomguard.supervisor.analyst_process as a\na.LIMIT_S = 2.0\n"
+SHORT = "import oomguard.supervisor.loop as a\na.ANSWER_LIMIT_S = 2.0\n"
 FAILING = {
     "hangs": "import oomguard.analyst.attempt_diagnosis as e, time\ne.AttemptDiagnoser.read_output = lambda *_: time.sleep(3600)\n",
     "kills itself": "import oomguard.analyst.attempt_diagnosis as e, os\ne.AttemptDiagnoser.read_output = lambda *_: os.kill(os.getpid(), 9)\n",

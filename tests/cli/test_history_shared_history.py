@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from oomguard.journal.codec import AttemptRow, RunIdentity
+from oomguard.journal.delivery import SharedJournal
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import waiting
-from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
 from support.each import each
 from support.supervising import LIMIT_S

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.cluster.fleet import findings_of, time_of_multiline_object, time_of_object
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 AT = 1795590875.0  # 2026-11-25T07:14:35Z
 STAMP = "2026-11-25T07:14:35.000000000Z"

@@ -14,7 +14,7 @@ from oomguard.cluster.fleet import (
     summarize_findings,
     summary_json,
 )
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.scan.inputs import writer_of
 
 SESSION = Path(__file__).parent / "ray_session"

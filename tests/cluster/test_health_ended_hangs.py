@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.journal.known_good import known_to_work
-from oomguard.journal.queries import open_journal
+from oomguard.journal.queries import known_to_work, open_journal
 
 RESTARTED = ("--hang-after", "2", "--restart", "on-failure")
 DIES_OF_TERM = ("--dies-of-term",)

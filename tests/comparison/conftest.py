@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from oomguard.comparison.comparison import ComparedStart, Comparison
-from oomguard.comparison.diff import compare, compared_start
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.comparison import ComparedStart, Comparison, compare, compared_start
+from oomguard.diagnosis import diagnose
 
 _ECHO = "INFO 01-15 09:12:01 [utils.py:253] non-default args: {{'model': 'org/m', 'max_model_len': {length}{more}}}\n"
 _START = (

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.comparison.comparison import ComparedValue, Row
-from oomguard.comparison.table import setting_of
+from oomguard.comparison import ComparedValue, Row, setting_of
 from oomguard.core.facts import GIB
 
 

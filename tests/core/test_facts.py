@@ -183,7 +183,7 @@ def test_a_text_of_another_type_is_refused(name, text):
 
 
 def test_a_count_beyond_any_double_cannot_stop_a_diagnosis():
-    from oomguard.diagnosis.diagnose import diagnose_lines
+    from oomguard.diagnosis import diagnose_lines
     from oomguard.scan.source import Line
 
     text = (

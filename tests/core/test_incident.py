@@ -9,6 +9,8 @@ import pytest
 from oomguard.core.facts import Fact
 from oomguard.core.incident import (
     CAUSES,
+    KINDS,
+    NOT_OOM_KINDS,
     PHASES,
     Attempt,
     Diagnosis,
@@ -17,7 +19,6 @@ from oomguard.core.incident import (
     Incident,
     Patch,
 )
-from oomguard.core.kinds import KINDS, NOT_OOM_KINDS
 from support.each import each
 
 DEAD, OOM, SECOND = (

@@ -8,7 +8,7 @@ import sys
 from dataclasses import is_dataclass
 
 import oomguard
-from oomguard.comparison import comparison as compared
+from oomguard import comparison as compared
 from oomguard.core import facts, incident
 from oomguard.core.facts import Fact
 from oomguard.core.incident import (
@@ -24,10 +24,10 @@ from oomguard.core.incident import (
 )
 from oomguard.core.records import Record
 from oomguard.core.redact import unmasked
+from oomguard.guarding.advice import note
 from oomguard.report.html import to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.note import note
 from support.each import each
 
 SECRET = "Hunter2!x"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import oomguard
 from oomguard.core.facts import Fact
-from oomguard.diagnosis.diagnose import failed_step, step_requests
+from oomguard.diagnosis import failed_step, step_requests
 
 CORE = "(EngineCore pid=21102) ERROR 11-25 21:46:45 "
 DUMP = (

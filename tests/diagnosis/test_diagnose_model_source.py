@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.core.facts import GIB
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 CONFIG = json.loads(
     (Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Incident
-from oomguard.diagnosis.diagnose import assess, default_rules, own_device_total
+from oomguard.diagnosis import assess, default_rules, own_device_total
 from oomguard.probe import nvml
 from oomguard.probe.nvml import Device
 from oomguard.remedy.policy import Policy

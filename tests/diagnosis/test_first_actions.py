@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.scan.source import read_lines
 
 if TYPE_CHECKING:

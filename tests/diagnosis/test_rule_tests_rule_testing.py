@@ -6,8 +6,7 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB, MIB
-from oomguard.diagnosis.diagnose import assess, default_rules
-from oomguard.diagnosis.rule_tests import incident_from, model_from
+from oomguard.diagnosis import assess, default_rules, incident_from, model_from
 from oomguard.remedy.policy import Policy
 from support.each import each
 
@@ -28,7 +27,7 @@ def test_the_figures_of_a_call_give_the_rows_that_fit(figure, rows):
     test = {"kind": "cuda_oom", "facts": FACTS, "call": {figure: 100 * MIB}}
 
     found = assess(
-        incident_from("cuda_oom", FACTS), default_rules(), Policy(), behind=model_from(test)
+        incident_from("cuda_oom", FACTS), default_rules(), Policy(), memory_model=model_from(test)
     )
 
     assert found.plan[0].new == rows

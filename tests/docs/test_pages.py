@@ -13,9 +13,8 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
-from oomguard.core.incident import CAUSES, PHASES
-from oomguard.core.kinds import KINDS
-from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
+from oomguard.core.incident import CAUSES, KINDS, PHASES
+from oomguard.diagnosis import diagnose, diagnose_stream
 from oomguard.report.json import to_dict
 
 ROOT = Path(__file__).parents[2]

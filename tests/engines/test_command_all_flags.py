@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.core.setting_spellings import surfaces, unmanaged_arguments
+from oomguard.core.settings import surfaces, unmanaged_arguments
 from oomguard.engines.command import all_flags
 
 FLAGS = all_flags("vllm")

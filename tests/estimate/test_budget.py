@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.facts import GIB, Fact
-from oomguard.core.incident import Budget, Incident
-from oomguard.core.kinds import KINDS
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.core.incident import KINDS, Budget, Incident
+from oomguard.diagnosis import diagnose
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 

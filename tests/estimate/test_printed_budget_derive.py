@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Incident
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.policy import Policy
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.core.facts import GIB
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.scan.source import Line
 
 LOG = """INFO 11-23 22:39:15 [utils.py:233] non-default args: {{'model': './m', 'max_model_len': 64000, 'kv_cache_memory_bytes': {given}}}

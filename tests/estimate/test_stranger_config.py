@@ -81,7 +81,7 @@ def test_asked_process_refuses_them_whatever_it_trusts(stranger, tmp_path):
     """vLLM 0.10.1 to 0.17 asked transformers for such classes though trust_remote_code was off."""
     stranger.plant("evil")
     code = (
-        "import sys; from oomguard.estimate.start.engine_layout_process import refuse_code; refuse_code()\n"
+        "import sys; from oomguard.estimate.start.engine_layout import refuse_code; refuse_code()\n"
         "from transformers.dynamic_module_utils import get_class_from_dynamic_module as load\n"
         "load('evil.Evil', sys.argv[1])\n"
     )

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from oomguard.core.errors import RuleError
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.rules.rule_files import load_rules
 from oomguard.scan.source import read_lines
 

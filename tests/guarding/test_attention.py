@@ -8,7 +8,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
-from oomguard.engines.transformers.attention import _families, use_attention, why_not_use_attention  # noqa: E402
+from oomguard.engines.transformers.forward_variants import (  # noqa: E402
+    _families,
+    use_attention,
+    why_not_use_attention,
+)
 
 GREEDY = {"do_sample": False, "max_new_tokens": 4}
 SETTING = "attn_implementation"

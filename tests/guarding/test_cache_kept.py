@@ -111,7 +111,7 @@ def test_a_quantized_cache_needs_permission():
 def test_host_cache_of_old_transformers_is_not_used_on_a_gpu(llama, monkeypatch):
     from packaging.version import Version
 
-    from oomguard.engines.transformers import kv_cache_offload
+    from oomguard.engines.transformers import generate_variants
     from oomguard.engines.transformers.generate import GenerateCall
 
     monkeypatch.setattr(
@@ -120,7 +120,7 @@ def test_host_cache_of_old_transformers_is_not_used_on_a_gpu(llama, monkeypatch)
     ids = torch.ones((1, 8), dtype=torch.long)
     generated = GenerateCall.of(llama, (), {"input_ids": ids, "max_new_tokens": 4})
 
-    assert not isinstance(kv_cache_offload.with_cache_placement(generated, "offloaded"), str)
-    monkeypatch.setattr(kv_cache_offload, "_transformers", lambda: Version("5.17"))
+    assert not isinstance(generate_variants.with_cache_placement(generated, "offloaded"), str)
+    monkeypatch.setattr(generate_variants, "_transformers", lambda: Version("5.17"))
     why_not = "transformers before 5.20 may give other tokens with a cache on the host"
-    assert kv_cache_offload.with_cache_placement(generated, "offloaded") == why_not
+    assert generate_variants.with_cache_placement(generated, "offloaded") == why_not

@@ -47,9 +47,9 @@ def test_every_front_end_gets_a_working_engine_with_one_start(program):
 
 def test_engines_that_outlived_their_program_have_an_end_command(program):
     ran = program("""
-        from oomguard.probe import device_checks as devices
+        from oomguard.probe import checks
         def main():
-            devices.vllm_orphans = lambda: ({4711: "VLLM::EngineCore"}, False)
+            checks.vllm_orphans = lambda: ({4711: "VLLM::EngineCore"}, False)
             with oomguard.guard(allow="reduces-capacity"):
                 llm = LLM("org/model", **SMALL)
             llm.llm_engine.engine_core.shutdown()
@@ -63,20 +63,20 @@ def test_engines_that_outlived_their_program_have_an_end_command(program):
 
 def test_next_start_waits_for_the_devices_memory(program):
     ran = program("""
-        from oomguard.retry import memory_wait
+        from oomguard import retry
         from oomguard.probe import nvml
         asked, since_failed = [], []
         def devices():
             asked.append(1)
             held = since_failed and len(asked) < since_failed[0] + 4
             return (nvml.Device(0, "GPU", 24 << 30, (4 if held else 20) << 30, {}),)
-        nvml.devices, memory_wait.POLL_S = devices, 0.01
+        nvml.devices, retry.FREE_POLL_S = devices, 0.01
         def main():
-            waited = memory_wait.wait_until_free
+            waited = retry.wait_until_free
             def noted(*args, **options):
                 since_failed.append(len(asked))
                 return waited(*args, **options)
-            memory_wait.wait_until_free = noted
+            retry.wait_until_free = noted
             with oomguard.guard(allow="reduces-capacity") as g:
                 llm = LLM("org/model", **SMALL)
             print(json.dumps([len(since_failed), len(asked) - since_failed[0] >= 4, shown(g)]))

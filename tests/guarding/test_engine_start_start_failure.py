@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.engines.start_attempt import StartResult
+from oomguard.engines.protocol import StartResult
 from oomguard.guarding.engine_start import scan_start
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.source import Line

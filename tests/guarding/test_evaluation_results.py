@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 from model_calls import made, padded  # noqa: E402
 
 import oomguard  # noqa: E402
-from oomguard.engines.transformers import evaluation_results  # noqa: E402
+from oomguard.engines.transformers import watched_calls  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 
@@ -72,10 +72,10 @@ def test_results_of_another_thread_are_left_alone():
         thread = threading.Thread(target=others.add, args=(torch.zeros(64),))
         thread.start()
         thread.join()
-        assert evaluation_results.held_bytes() == 0
+        assert watched_calls.held_bytes() == 0
         own = EvalLoopContainer()
         own.add(torch.zeros(64))
-        assert evaluation_results.held_bytes() == 256
-        evaluation_results.move_to_host()
-        assert (evaluation_results.held_bytes(), others.arrays) == (0, None)
+        assert watched_calls.held_bytes() == 256
+        watched_calls.move_to_host()
+        assert (watched_calls.held_bytes(), others.arrays) == (0, None)
     assert own.get_arrays().shape == (64,)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import oomguard
-from oomguard.engines.transformers import kv_cache_offload, weights
+from oomguard.engines.transformers import generate_variants, weights
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -79,8 +79,8 @@ def changes(g):
 
 @pytest.mark.parametrize("backend", ["fp8", "quanto"])
 def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, told, monkeypatch):
-    monkeypatch.setattr(kv_cache_offload, "_BACKENDS", (backend,))
-    found, why_not = kv_cache_offload._backend(model)
+    monkeypatch.setattr(generate_variants, "_BACKENDS", (backend,))
+    found, why_not = generate_variants._backend(model)
     if found is None:
         pytest.skip(why_not)
     model.to("cuda")

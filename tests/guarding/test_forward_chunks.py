@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
-from oomguard.engines.transformers.chunked_forward import run_in_chunks, why_not_in_chunks  # noqa: E402
+from oomguard.engines.transformers.forward_variants import run_in_chunks, why_not_in_chunks  # noqa: E402
 
 TOKENS = 256
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 import oomguard
-from oomguard.engines.transformers import kv_cache_offload
+from oomguard.engines.transformers import generate_variants
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -158,7 +158,7 @@ def test_guard_around_a_successful_generate_costs_a_thousandth(checkpoint, told)
 
 
 @pytest.mark.skipif(
-    kv_cache_offload._transformers() < kv_cache_offload._STREAMS_WAIT,
+    generate_variants._transformers() < generate_variants._STREAMS_WAIT,
     reason="this transformers' cache on the host may give other tokens",
 )
 def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):

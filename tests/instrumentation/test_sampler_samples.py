@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.core.timeline import Counter
+from oomguard.core.measurements import Counter
 from oomguard.instrumentation.sampler import MOST_SAMPLES, Samples
 
 HOST = Counter("host", "resident")

@@ -16,7 +16,7 @@ import pytest
 
 import oomguard
 from oomguard.core.errors import SettingError, UsageError
-from oomguard.core.timeline import Counter
+from oomguard.core.measurements import Counter
 
 MIB = 2**20
 HOST = Counter("host", "resident")

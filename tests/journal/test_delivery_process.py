@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from oomguard.journal.codec import AttemptRow
-from oomguard.journal.delivery_process import DeliveryProcess, _Deliverer
+from oomguard.journal.delivery import DeliveryProcess, SharedJournal, _Deliverer
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, delivered_of, waiting
 from oomguard.journal.queries import RunQuery, open_journal, past_runs
-from oomguard.journal.shared import SharedJournal
 from oomguard.supervisor import tree
 from support.supervising import LIMIT_S
 
@@ -27,7 +26,7 @@ WRITER = """
 import sys, time
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.codec import AttemptRow
-from oomguard.journal.shared import SharedJournal
+from oomguard.journal.delivery import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
 journal.begin(AttemptRow("s", 1, ["x"], {}, []))
 print("written", flush=True)
@@ -46,7 +45,7 @@ def deliverers(root: int) -> list[int]:
     found = []
     for pid in tree.descendants(root):
         with contextlib.suppress(OSError):
-            if b"oomguard.journal.delivery_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"oomguard.journal.delivery" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -182,7 +181,7 @@ def test_late_rows_are_delivered_without_another_write(database: str):
 
 
 def test_an_idle_one_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("oomguard.journal.delivery_process._IDLE_S", -1.0)
+    monkeypatch.setattr("oomguard.journal.delivery._IDLE_S", -1.0)
     outbox = Outbox(tmp_path, "s")
     _Deliverer(AWAY, outbox.path).run()  # nothing is written, so it needs no database
     outbox.close(is_delivered=True)

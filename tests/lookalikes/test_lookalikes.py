@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lookalikes
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import KINDS
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from oomguard.core.facts import GIB, MIB, Fact
 from oomguard.core.incident import Incident
 from oomguard.core.settings import SETTINGS
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.estimate.constants import reserved_ratio
-from oomguard.remedy.call_variants import VARIED
-from oomguard.remedy.failed_call import CallModel
+from oomguard.remedy.failed_call import VARIED, CallModel
 from oomguard.remedy.policy import Policy
 
 sizes = st.integers(0, 200 * GIB)
@@ -162,7 +161,7 @@ def test_rows_next_to_a_heavy_one_run_in_halves():
 
 def planned(call: CallModel, policy: Policy | None = None):
     failed = incident(batch_size=call.rows, tried_bytes=8 * MIB, device_total_bytes=256 * MIB)
-    found = assess(failed, default_rules(), policy or Policy(), behind=call)
+    found = assess(failed, default_rules(), policy or Policy(), memory_model=call)
     return next(patch for patch in found.plan if patch.setting == "batch_size")
 
 

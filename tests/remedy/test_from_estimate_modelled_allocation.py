@@ -9,7 +9,7 @@ import pytest
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Incident, SettingInForce
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.remedy.policy import Policy, make_policy
 
 CONFIG = {

@@ -10,7 +10,7 @@ import pytest
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Effect, Incident, SettingInForce
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.estimate.start.failed_start import read_failed_start
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.remedy.planner import next_patches

@@ -9,7 +9,7 @@ import pytest
 
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Incident
-from oomguard.diagnosis.diagnose import assess_all, default_rules, diagnose_lines
+from oomguard.diagnosis import assess_all, default_rules, diagnose_lines
 from oomguard.remedy.policy import make_policy
 from oomguard.scan.source import read_lines
 

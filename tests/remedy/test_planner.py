@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Cause, Effect, Incident, Patch, SettingInForce
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.remedy.planner import next_patches, plan
 from oomguard.remedy.policy import Policy
-from oomguard.rules.expressions import compile_expression
 from oomguard.rules.rule import Confidence, Fix, Rule
 from oomguard.rules.rule_files import RuleSet
+from oomguard.rules.syntax import compile_expression
 
 TOO_LONG = {
     "max_model_len_tokens": 131072,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.remedy.policy import Policy, present_value, why_blocked
 from oomguard.scan.source import Line
 

@@ -20,7 +20,7 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.remedy.actions import with_actions
-from oomguard.rules.action_table import ActionTable
+from oomguard.rules.rule_files import ActionTable
 
 
 def gib(size: float) -> int:

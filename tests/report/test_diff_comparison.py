@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from oomguard.comparison.comparison import (
+from oomguard.comparison import (
     ComparedStart,
     ComparedValue,
     Comparison,

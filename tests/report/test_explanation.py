@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.markdown import Markdown
 
 from oomguard.core.facts import REGISTRY
-from oomguard.diagnosis.diagnose import assess
-from oomguard.diagnosis.rule_tests import incident_from
+from oomguard.diagnosis import assess, incident_from
 from oomguard.remedy.policy import Policy
 from oomguard.report.explanation import PAGE_MARK, Example, index_page, rule_page, signature_page
 from oomguard.rules.rule import Rule

@@ -29,11 +29,11 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.core.redact import unmasked
+from oomguard.guarding.advice import note
 from oomguard.report.history import report_text
 from oomguard.report.html import notebook_html, to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.note import note
 from oomguard.report.panel import print_diagnosis
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.report.html import to_html
 from oomguard.scan.source import Line
 

@@ -18,7 +18,7 @@ from oomguard.core.incident import (
     Patch,
     SettingInForce,
 )
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.report.json import to_dict, to_json
 from oomguard.scan.source import Line
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from markdown_it import MarkdownIt
 
 from oomguard.core.incident import Action, Alternative, Diagnosis, Effect, Evidence
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.report.markdown import to_markdown
 from oomguard.scan.source import Line
 

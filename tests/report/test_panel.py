@@ -13,11 +13,11 @@ from rich.console import Console
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Alternative, Budget, BudgetPart, Diagnosis, Effect, Patch
 from oomguard.core.text import strip_escapes
-from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.diagnosis import diagnose_lines
 from oomguard.remedy.actions import with_actions
 from oomguard.report.bar import COLORS, GRAY, GREEN, RED
 from oomguard.report.panel import print_diagnosis
-from oomguard.rules.action_table import ActionTable
+from oomguard.rules.rule_files import ActionTable
 from oomguard.scan.source import Line
 
 CUDA = (

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from oomguard.core.incident import Diagnosis
-from oomguard.diagnosis.diagnose import diagnose_stream
+from oomguard.diagnosis import diagnose_stream
 from oomguard.report.html import to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown

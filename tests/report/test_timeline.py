@@ -14,7 +14,7 @@ import pytest
 from oomguard import UsageError, Watch
 from oomguard.core.incident import Attempt
 from oomguard.core.installation import install_hint
-from oomguard.core.timeline import (
+from oomguard.core.measurements import (
     Counter,
     Mark,
     MemoryUse,

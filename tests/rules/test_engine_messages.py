@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from engine_messages import DATA, LEVELS, as_log
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from support.vllm_texts import Text
 
 ENGINES = tomllib.loads(DATA.read_text(encoding="utf-8"))

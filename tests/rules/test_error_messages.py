@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.core.kinds import KINDS
-from oomguard.diagnosis.diagnose import default_rules, diagnose
+from oomguard.core.incident import KINDS
+from oomguard.diagnosis import default_rules, diagnose
 from oomguard.report.explanation import messages_page
 from oomguard.rules.error_messages import error_messages, find_error_messages, phases
 

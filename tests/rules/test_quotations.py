@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from oomguard.diagnosis.diagnose import default_rules, diagnose
-from oomguard.diagnosis.rule_tests import problems
+from oomguard.diagnosis import default_rules, diagnose, problems
 from oomguard.rules.rule_files import RuleSet
 from oomguard.rules.signature import Quotation
 from oomguard.scan.scan import scan

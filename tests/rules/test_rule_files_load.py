@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.errors import RuleError
-from oomguard.rules.pattern import MAX_PATTERN_CHARS
 from oomguard.rules.rule_files import RuleSet, load_rules
-from oomguard.rules.schema import MAX_FILE_BYTES
+from oomguard.rules.signature import MAX_PATTERN_CHARS
+from oomguard.rules.syntax import MAX_FILE_BYTES
 
 RULE = """\
 schema = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import RuleError
-from oomguard.diagnosis.diagnose import assess, default_rules, diagnose
+from oomguard.diagnosis import assess, default_rules, diagnose
 from oomguard.remedy.policy import Policy
 from oomguard.report.json import to_dict
 from oomguard.rules.rule_files import load_rules

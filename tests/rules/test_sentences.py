@@ -6,12 +6,10 @@ import re
 from itertools import combinations
 
 from oomguard.core.facts import GIB, MIB, REGISTRY, Fact
-from oomguard.core.incident import Incident
-from oomguard.core.kinds import KINDS, headline
-from oomguard.core.setting_spellings import engines, surfaces
-from oomguard.core.settings import SETTINGS
+from oomguard.core.incident import KINDS, Incident, headline
+from oomguard.core.settings import SETTINGS, engines, surfaces
 from oomguard.core.text import PLACEHOLDER, render
-from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.diagnosis import assess, default_rules
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import as_sentence
 from oomguard.rules.rule_files import RuleSet, explain

@@ -6,9 +6,8 @@ import itertools
 from functools import cache
 
 from oomguard.core.incident import Incident
-from oomguard.core.setting_spellings import engines, is_foreign
-from oomguard.diagnosis.diagnose import assess
-from oomguard.diagnosis.rule_tests import incident_from
+from oomguard.core.settings import engines, is_foreign
+from oomguard.diagnosis import assess, incident_from
 from oomguard.remedy.policy import make_policy
 from oomguard.rules.rule import Rule
 from oomguard.rules.rule_files import RuleSet, load_rules

@@ -7,10 +7,9 @@ import sys
 from collections import Counter
 from functools import cache
 
-from oomguard.core.incident import CAUSES, PHASES
-from oomguard.core.kinds import KINDS
+from oomguard.core.incident import CAUSES, KINDS, PHASES
 from oomguard.core.settings import SETTINGS
-from oomguard.diagnosis.rule_tests import problems
+from oomguard.diagnosis import problems
 from oomguard.remedy.from_log import SOLVERS
 from oomguard.rules.rule_files import RuleSet, load_rules, shipped_root
 
@@ -24,8 +23,8 @@ def shipped() -> RuleSet:
 
 def test_loading_shipped_rules_compiles_no_pattern():
     code = (
-        "import sys; from oomguard.rules import expressions, rule_files as load; load.load_rules();"
-        " print('regex' in sys.modules, expressions._compiled.cache_info().currsize)"
+        "import sys; from oomguard.rules import rule_files as load, syntax; load.load_rules();"
+        " print('regex' in sys.modules, syntax._compiled.cache_info().currsize)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False 0\n"

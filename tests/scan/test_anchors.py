@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.scan.anchors import fast_scanning, finder, flexible
 
 ANCHORS = default_rules().anchors

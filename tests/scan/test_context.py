@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Evidence
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.rules.signature import Signature, Wording
 from oomguard.scan.context import (
     NEAR_AFTER_LINES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.incident import Evidence, Incident
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.scan.context import EngineEnd
 from oomguard.scan.scan import Scanner
 from oomguard.scan.source import Line

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.diagnosis.diagnose import default_rules, diagnose
+from oomguard.diagnosis import default_rules, diagnose
+from oomguard.scan.anchors import BLOCK_BYTES, SHORT_BYTES
 from oomguard.scan.engine_errors import passes_on
 from oomguard.scan.scan import Scanner
-from oomguard.scan.skim import BLOCK_BYTES, SHORT_BYTES
 from oomguard.scan.source import Line
 
 CORE, WORKER = (

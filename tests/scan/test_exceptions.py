@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 OOM = (

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Incident
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 _OF_DEVICE = {
     "device_total_bytes",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.core.incident import Diagnosis, Evidence, Incident, Location
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.scan.incidents import with_labels
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."

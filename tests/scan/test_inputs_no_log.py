@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.core.errors import InputError
-from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose, diagnose_stream
+from oomguard.diagnosis import PASSED_OVER, diagnose, diagnose_stream
 from oomguard.scan.inputs import NON_LOG_HEAD_BYTES, is_other_pickle
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.facts import GIB
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.rules.signature import Signature
-from oomguard.scan.log_prefixes import peel
+from oomguard.scan.lines import peel
 from oomguard.scan.pattern_search import SearchTime, match, open_window
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line

@@ -8,9 +8,8 @@ import pytest
 
 import oomguard.scan.pattern_search as search_time
 from oomguard.core.facts import GIB
-from oomguard.rules.pattern import compile_pattern
-from oomguard.rules.signature import Quotation, Signature, Wording
-from oomguard.scan.log_prefixes import peel
+from oomguard.rules.signature import Quotation, Signature, Wording, compile_pattern
+from oomguard.scan.lines import peel
 from oomguard.scan.pattern_search import Hit, SearchTime, Window, match, open_window, quoted
 from oomguard.scan.source import Line
 

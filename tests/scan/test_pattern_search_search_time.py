@@ -7,7 +7,7 @@ import time
 import pytest
 import regex
 
-from oomguard.rules.pattern import LazyPattern
+from oomguard.rules.signature import LazyPattern
 from oomguard.scan import pattern_search
 from oomguard.scan.pattern_search import SearchTime
 

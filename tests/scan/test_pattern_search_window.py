@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.scan.effective_settings import ECHO_ANCHOR
-from oomguard.scan.log_prefixes import peel
+from oomguard.scan.lines import peel
 from oomguard.scan.pattern_search import (
     CONTEXT_LINES,
     WINDOW_CHARS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 REFUSED = (
     "[2026-02-02 06:01:00 TP2] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 2 has a total capacity "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 REFUSED = "ERROR worker: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 1.24 GiB is free."
 DIED = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 1.24 GiB is free."

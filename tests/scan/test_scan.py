@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 import oomguard.scan.pattern_search as search_time
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Diagnosis, Incident, SettingInForce
-from oomguard.diagnosis.diagnose import default_rules
-from oomguard.rules.pattern import compile_pattern
+from oomguard.diagnosis import default_rules
 from oomguard.rules.rule_files import RuleSet
-from oomguard.rules.signature import Quotation, Signature, Wording
+from oomguard.rules.signature import Quotation, Signature, Wording, compile_pattern
 from oomguard.scan.incidents import MAX_ALIKE
 from oomguard.scan.scan import MAX_EVIDENCE_CHARS, Scanner, scan
-from oomguard.scan.skim import Gap
-from oomguard.scan.source import Line, LineSplitter
+from oomguard.scan.source import Gap, Line, LineSplitter
 
 CORE = "(EngineCore_DP0 pid=771) ERROR 03-04 10:00:07 [core.py:708] "
 CORE_INFO = "(EngineCore_DP0 pid=771) INFO 03-04 10:00:05 [gpu_worker.py:298] "

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from oomguard.cli.run import _console_line, _json_line
 from oomguard.core.incident import Attempt, Diagnosis
-from oomguard.diagnosis.diagnose import diagnose_lines, diagnose_stream
+from oomguard.diagnosis import diagnose_lines, diagnose_stream
+from oomguard.guarding.advice import note
 from oomguard.report.history import attempts_table, report_text
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.note import note
 from oomguard.report.panel import print_diagnosis
 from oomguard.scan.source import Line
 

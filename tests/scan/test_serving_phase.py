@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 START = """\
 (EngineCore pid=9) INFO 11-21 07:14:43 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./tiny', dtype=torch.float16, max_seq_len=32768

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 WRAPPINGS = {
     "verl": ("(WorkerDict pid=4021, ip=10.0.0.7) ", "(WorkerDict pid=4021, ip=10.0.0.7) "),

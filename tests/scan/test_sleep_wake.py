@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.facts import GIB
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 CUMEM = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163"
 FRAMES = [

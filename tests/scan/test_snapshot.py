@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.core.errors import InputError
-from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
+from oomguard.diagnosis import diagnose, diagnose_stream
 from oomguard.scan import snapshot
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example

@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from oomguard.core.snapshot_records import DeviceMemory
+from oomguard.core.measurements import DeviceMemory
 from oomguard.scan.snapshot import KEPT_REFUSALS, summarize
 from support.made_snapshots import example
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from oomguard.scan import snapshot
-from oomguard.scan.safe_pickle import RefusedError
-from oomguard.scan.snapshot import KEPT_FRAMES, KEPT_GROUPS, KEPT_STACKS, summarize
+from oomguard.scan.snapshot import KEPT_FRAMES, KEPT_GROUPS, KEPT_STACKS, RefusedError, summarize
 from support.made_snapshots import example
 
 MIB = 2**20

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from oomguard.core.incident import Diagnosis
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.scan.scan import Scanner
 from oomguard.scan.source import Line
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.estimate.call.allocator import replay
 from oomguard.probe import torch_memory
 

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import number_of
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.testing import limit_memory, oom_error  # noqa: E402

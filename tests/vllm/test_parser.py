@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.core.setting_spellings import surface
+from oomguard.core.settings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm.launch import apply, settings_in_force
 

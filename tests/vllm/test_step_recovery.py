@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oomguard.journal.store import Journal
 from support.vllm_script import result_of
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,34 @@ def test_failures_without_oomguard_or_during_start_up_end_the_engine(
     assert ran.returncode == 1
     assert "OutOfMemoryError" in ran.stderr
     assert "the engine goes on" not in ran.stdout + ran.stderr
+
+
+def test_the_next_attempt_has_the_step_limit_that_worked(folder, vllm_env, tmp_path):
+    """Large steps fail and smaller ones work; then nothing works, and the engine ends."""
+    (tmp_path / "tiny").symlink_to(folder / "tiny")
+    journal = tmp_path / "journal.sqlite3"
+    job = json.dumps({"way": "job", "fault": "gone", "tokens": 8})
+    ran = subprocess.run(
+        ["oomguard", "run", "--journal", str(journal), "--", "python", ENGINE, job],
+        cwd=tmp_path,
+        env=vllm_env,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=True,
+    )
+    said = re.search(r"It worked before with smaller steps: tokens=(\d+)", ran.stdout)
+    assert said is not None
+    learned_tokens = int(said[1])
+    assert learned_tokens < 512
+    first, last = Journal(journal).records()
+    assert "OG397" in ran.stderr
+    assert first.incident["causes"][0]["id"] == "batch_too_large"
+    assert last.settings == {"max_num_batched_tokens": learned_tokens}
+    result = json.loads(ran.stdout.rpartition("RESULT ")[2].partition("\n")[0])
+    assert result["most_tokens"] == learned_tokens
+    assert result["failed_steps"] == 0
+    assert result["finished"] == 16
 
 
 def test_a_server_keeps_ten_streams_while_one_request_fails(vllm_env):

@@ -33,7 +33,7 @@ from oomguard.estimate.call.fake_generate import (
     rows_like,
     twin_of,
 )
-from oomguard.probe.live_storages import LiveStorages
+from oomguard.probe.torch_memory import LiveStorages
 from support.row_tracer.left_behind import Left, changed, held_by, is_to_be_asked_again, left_by
 from support.row_tracer.origin import Origin
 from support.row_tracer.result_layout import Layout, layout_of

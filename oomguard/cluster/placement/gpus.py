@@ -23,10 +23,9 @@ from oomguard.cluster.placement.leases import Lease, LeaseFolder
 from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import format_gib
-from oomguard.probe.nvml import Gpu, Survey, survey
-from oomguard.probe.processes import sees_host_pids
+from oomguard.core.presentable import drawn, process_label
+from oomguard.probe.nvml import Gpu, Survey, sees_host_pids, survey
 from oomguard.report.json import SCHEMA, plain_value
-from oomguard.report.presentable import drawn, process_label
 
 if TYPE_CHECKING:
     from rich.console import Console

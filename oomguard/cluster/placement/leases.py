@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.core.process_state import pid_of_run
+from oomguard.core.process import pid_of_run
 
 # Locks belong to an open file description (F_OFD_SETLK, fcntl(2)). The kernel releases them when
 # the process ends. F_OFD_GETLK only looks, so it never blocks another start. The file's text names

@@ -40,8 +40,8 @@ from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import as_env
-from oomguard.diagnosis.diagnose import replanned
+from oomguard.core.settings import as_env
+from oomguard.diagnosis import replanned
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import started_words
 from oomguard.engines.registry import launcher_of

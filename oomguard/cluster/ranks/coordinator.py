@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.coordination import AttemptReport, Verdict
+from oomguard.analyst.attempt_hooks import AttemptReport, Verdict
 from oomguard.analyst.outcome import TerminationReason
 from oomguard.cluster.ranks.barrier import (
     LEADER,
@@ -26,8 +26,8 @@ from oomguard.cluster.ranks.messages import Decision, How, MessageFolder, RankEn
 from oomguard.cluster.ranks.rendezvous import Rendezvous, starts_once
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
-from oomguard.core.process_state import status_in_words
-from oomguard.diagnosis.diagnose import replanned
+from oomguard.core.process import status_in_words
+from oomguard.diagnosis import replanned
 from oomguard.engines.command import Launch
 from oomguard.journal.codec import incident_of, patch_of
 from oomguard.report.json import stored_incident

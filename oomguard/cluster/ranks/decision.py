@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.analyst.coordination import OF_POLICY
+from oomguard.analyst.attempt_hooks import OF_POLICY
 from oomguard.analyst.side_effects import SideEffects
 from oomguard.cluster.ranks.barrier import ClockOffset
 from oomguard.cluster.ranks.messages import Decision, RankEnd

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import json
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from oomguard._version import __version__
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.setting_spellings import surface
-from oomguard.core.settings import setting
+from oomguard.core.settings import setting, surface
+from oomguard.engines.vllm import plugin
 from oomguard.remedy.planner import next_patches
 
 # The arguments of Ray Serve's builders: build_openai_app takes a list, build_llm_deployment one.
@@ -44,18 +51,22 @@ def one_engine(file: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _engines(file: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    # The arguments of an application, alone or inside a whole file.
+    holders: list[Any] = [file]
     applications = file.get(_APPLICATIONS)
     if isinstance(applications, list):
-        of_each = applications
-    else:
-        of_each = []
-    for args in (file, *(app.get("args") for app in of_each if isinstance(app, Mapping))):
-        if not isinstance(args, Mapping):
+        for application in applications:
+            if isinstance(application, Mapping):
+                holders.append(application.get("args"))
+    for holder in holders:
+        if not isinstance(holder, Mapping):
             continue
-        if isinstance(args.get(_MANY), list):
-            yield from ((args[_MANY], index) for index in range(len(args[_MANY])))
-        if _ONE in args:
-            yield args, _ONE
+        several = holder.get(_MANY)
+        if isinstance(several, list):
+            for index in range(len(several)):
+                yield several, index
+        if _ONE in holder:
+            yield holder, _ONE
 
 
 def _name(config: Any) -> str:
@@ -117,7 +128,8 @@ def _patched(config: C, changed: Mapping[str, FactValue]) -> C:
             values = {**config, **changed}
         return cast("C", values if type(config) is dict else type(config)(values))  # type: ignore[call-arg]
     arguments = _joined(config, getattr(config, _FIELD, _NONE), changed)
-    if hasattr(config, "model_copy"):  # both are pydantic models
+    # Both of Ray's configurations are pydantic models.
+    if hasattr(config, "model_copy"):
         return config.model_copy(update={_FIELD: arguments})  # type: ignore[no-any-return]
     made = copy.copy(config)
     setattr(made, _FIELD, arguments)
@@ -189,4 +201,72 @@ def _settings(
     if incident is None:
         return {}
     chosen = next_patches(incident, lambda name: surface(name, _ENGINE, version).kwarg is not None)
-    return {patch.setting: patch.new for patch in chosen if patch.new is not None}
+    changed: dict[str, FactValue] = {}
+    for patch in chosen:
+        if patch.new is not None:
+            changed[patch.setting] = patch.new
+    return changed
+
+
+_PACKAGE: Final = Path(__file__).absolute().parents[2]
+_ALLOWED: Final = "VLLM_PLUGINS"
+_PLUGIN: Final = "oomguard"
+# Variables of this process that workers need too.
+_HANDED_ON: Final = ("OOMGUARD_DISABLE", "OOMGUARD_SNAPSHOT")
+_IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+def ray_runtime_env(
+    patches: Diagnosis | Incident | Mapping[str, FactValue] | None = None,
+    *,
+    base: Mapping[str, Any] | None = None,
+    ship: bool = True,
+    engine_version: str | None = None,
+) -> dict[str, Any]:
+    """Return a ``runtime_env`` for ``ray.init``, a task or an actor with oomguard's vLLM plugin.
+
+        ray.init(runtime_env=oomguard.ray_runtime_env({"max_model_len": 4096}))
+
+    Args:
+        patches: changes for vLLM's engines on the workers, as in ``ray_patched``; None: no changes.
+        base: your own ``runtime_env``, which is kept; its variables override oomguard's.
+        ship: whether to send the package as ``py_modules`` (only possible in ``ray.init``). This is
+            enough for the plugin. The guard also needs its dependencies: install oomguard on the
+            nodes, or use ``base={"pip": [WHEEL]}``. False, for a task or an actor: variables only.
+        engine_version: vLLM's version on the workers; None: the newest known.
+
+    Raises:
+        SettingError: a setting is unknown or has no argument in vLLM.
+    """
+    made = dict(base or {})
+    given = {str(name): str(value) for name, value in (made.get("env_vars") or {}).items()}
+    variables = {}
+    for name in _HANDED_ON:
+        if os.environ.get(name):
+            variables[name] = os.environ[name]
+    if patches is not None and (changed := arguments_of(patches, engine_version)):
+        variables[plugin.OVERRIDES] = json.dumps(changed)
+    allowed = given.get(_ALLOWED, os.environ.get(_ALLOWED))
+    # Join the user's allow-list, but never create one: it would turn other plugins off.
+    if allowed is not None:
+        given[_ALLOWED] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN]))
+    made["env_vars"] = {**variables, **given}
+    if ship:
+        made["py_modules"] = [*(made.get("py_modules") or ()), *_shipped()]
+    return made
+
+
+def _shipped() -> list[str]:
+    """Return the folders that Ray packs: the package, and the metadata with its entry point."""
+    folder = Path(tempfile.mkdtemp(prefix="oomguard-ray-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(_PACKAGE, folder / _PLUGIN, ignore=_IGNORED)
+    info = folder / f"{_PLUGIN}-{__version__}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: {__version__}\n", encoding="utf-8"
+    )
+    (info / "entry_points.txt").write_text(
+        f"[{plugin.GROUP}]\n{_PLUGIN} = {plugin.__name__}:register\n", encoding="utf-8"
+    )
+    return [str(folder / _PLUGIN), str(info)]

@@ -14,40 +14,41 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import FactValue
 from oomguard.engines.transformers.call_state import CallState, join_row_state
-from oomguard.engines.transformers.chunked_forward import run_in_chunks
+from oomguard.engines.transformers.forward import no_weight
+from oomguard.engines.transformers.forward_variants import run_in_chunks
 from oomguard.engines.transformers.generate_variants import (
     as_changed,
     generate_another_way,
     with_left_out,
 )
 from oomguard.engines.transformers.independence import (
+    CALLBACK_NAMES,
     CRITERIA,
-    NAMES,
     guard_advice,
     infer_row_arguments,
     why_not_separate,
     why_rows_depend,
 )
-from oomguard.engines.transformers.inputs import NAMES as CACHES
 from oomguard.engines.transformers.inputs import (
+    CACHE_NAMES,
+    Media,
     by_name,
     given_cache,
     holds_tensors,
     is_tensor,
     main_input,
     main_name,
+    media_of,
     new_tokens,
     option_of,
     rows_and_tokens,
     tokens_in,
 )
-from oomguard.engines.transformers.loss import no_weight
-from oomguard.engines.transformers.media import Media, media_of
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.shape import read_shape
 
 if TYPE_CHECKING:
-    from oomguard.engines.transformers.random_draws import Draws
+    from oomguard.engines.transformers.call_state import Draws
 
 
 # A beam search records the beam of each token, numbered over the whole batch.
@@ -83,7 +84,7 @@ ROW_LISTS: Final = frozenset({"adapter_names", "language"})
 # Arguments that belong to the whole batch, or count its rows.
 UNSPLITTABLE: Final = (
     "streamer",
-    *CACHES,
+    *CACHE_NAMES,
     "assistant_model",
     "encoder_outputs",
     "custom_generate",
@@ -195,7 +196,7 @@ class GenerateCall:
 
         ``began`` is the state that ``begin`` recorded before the call; None: record it now.
         """
-        from oomguard.engines.transformers.random_draws import Draws
+        from oomguard.engines.transformers.call_state import Draws
 
         rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
         # An overriding generate (Whisper's) samples again for some of the rows.
@@ -265,7 +266,7 @@ class GenerateCall:
         if (why := why_not_separate(kwargs)) is not None:
             return f"{why}. {guard_advice(kwargs, rows)}"
         for name, value in kwargs.items():
-            if name in media.starts or name in NAMES or name in self.taken:
+            if name in media.starts or name in CALLBACK_NAMES or name in self.taken:
                 continue
             known = (
                 self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
@@ -321,7 +322,7 @@ class GenerateCall:
     def puts_back(self) -> Collection[str]:
         """The user's cache, if the entries that a call adds can be removed."""
         if self.began.cache_tokens is not None:
-            return CACHES
+            return CACHE_NAMES
         return ()
 
     @property

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.transformers.inputs import is_tensor, tensors
-from oomguard.engines.transformers.media import Media
+from oomguard.engines.transformers.inputs import Media, is_tensor, tensors
 
 # ``generate`` calls some functions at each step. Those of transformers look at single rows, except
 # the ones below. The user's own may look at other rows or keep state, so they prevent a split.
@@ -23,7 +22,7 @@ from oomguard.engines.transformers.media import Media
 PROCESSORS: Final = "logits_processor"
 CRITERIA: Final = "stopping_criteria"
 PREFIXES: Final = "prefix_allowed_tokens_fn"
-NAMES: Final = (PROCESSORS, CRITERIA, PREFIXES)
+CALLBACK_NAMES: Final = (PROCESSORS, CRITERIA, PREFIXES)
 # Functions of transformers that count rows, keep state, or read a clock.
 _OF_THE_BATCH: Final = frozenset(
     {

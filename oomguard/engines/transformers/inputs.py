@@ -1,12 +1,15 @@
-"""Find the argument of ``generate`` with one row per input, and the size of a call."""
+"""Read the inputs of a call: its rows, its size, and the images, videos and sounds of each row."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
+import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -140,23 +143,24 @@ def _begin_anew(positions: Any, mask: Any) -> bool:
 
 # The names of the argument for the KV cache: ``cache`` since transformers 5.24. Releases with the
 # new name still take the old one, with a warning.
-NAMES: Final = ("cache", "past_key_values")
+CACHE_NAMES: Final = ("cache", "past_key_values")
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
     """Return the KV cache that a call gets; None without one."""
-    return next((arguments[name] for name in NAMES if arguments.get(name) is not None), None)
+    return next((arguments[name] for name in CACHE_NAMES if arguments.get(name) is not None), None)
 
 
 def name_in(model: Any) -> str | None:
     """Return the name of the cache argument of a model's forward; None without one."""
     parameters = inspect.signature(type(model).forward).parameters
-    return next((name for name in NAMES if name in parameters), None)
+    return next((name for name in CACHE_NAMES if name in parameters), None)
 
 
 def with_cache(arguments: Mapping[str, Any], name: str, cache: Any) -> dict[str, Any]:
     """Return a call's arguments with this cache under this name only."""
-    return {**{key: value for key, value in arguments.items() if key not in NAMES}, name: cache}
+    others = {key: value for key, value in arguments.items() if key not in CACHE_NAMES}
+    return {**others, name: cache}
 
 
 # Names in transformers.
@@ -249,3 +253,343 @@ def size_of_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Return how large a call is; a watch reads this for each call."""
     rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
     return rows, prompt_tokens, new_tokens(model, args, kwargs, prompt_tokens)
+
+
+# Images, videos and sounds are split with the rows of text that they belong to.
+
+
+def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
+    """Return the number of text tokens that stand for each image; None if the model is unknown.
+
+    Args:
+        model: the model.
+        sizes: height and width of each image, a tensor with two columns.
+    """
+    if sizes.ndim != 2 or sizes.shape[1] != 2:
+        return None
+    inner = getattr(model, "model", model)
+    vision: Any = getattr(getattr(model, "config", None), "vision_config", None)
+    pairs = [(int(height), int(width)) for height, width in sizes.tolist()]
+    if hasattr(inner, "pack_image_features"):
+        return compute_on_host(_packed, inner, vision, pairs)
+    if getattr(vision, "model_type", None) == "pixtral":
+        side = vision.patch_size * getattr(model.config, "spatial_merge_size", 1)
+        return [(height // side) * (width // side) for height, width in pairs]
+    return None
+
+
+def _packed(inner: Any, vision: Any, pairs: list[tuple[int, int]]) -> list[int] | None:
+    """Let the model's own code pack dummy tiles of one number per patch, and count the result."""
+    import torch
+
+    tiles = getattr(sys.modules[type(inner).__module__], "image_size_to_num_patches", None)
+    if tiles is None or not isinstance(getattr(vision, "image_size", None), int):
+        return None
+    config = inner.config
+    patches = (vision.image_size // vision.patch_size) ** 2
+    counts = [tiles(pair, config.image_grid_pinpoints, vision.image_size) for pair in pairs]
+    try:
+        _, lengths = inner.pack_image_features(
+            [torch.zeros(count, patches, 1) for count in counts],
+            torch.tensor(pairs),
+            vision_feature_select_strategy=config.vision_feature_select_strategy,
+            image_newline=torch.zeros(1),
+        )
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        # Another version of the model, or tiles that it cuts in another way.
+        return None
+    return [int(length) for length in lengths]
+
+
+_DATA: Final = Path(__file__).with_name("media.toml")
+_PIXEL_AXES: Final = 4
+_IMAGES_AXES: Final = 5
+_TOWERS: Final = (
+    "no token stands for it, and a two-tower model compares every image with every text"
+)
+_NOT_COUNTED: Final = "the text's tokens do not match it"
+Starts = dict[str, tuple[int, ...]]
+
+
+@functools.cache
+def data() -> Mapping[str, Any]:
+    """Return the contents of media.toml."""
+    return tomllib.loads(_DATA.read_text())
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """The row of each entry of some arguments.
+
+    Attributes:
+        starts: by argument, the index at which each row's entries begin, and the end.
+        outputs: the result fields for these arguments; none has one entry per row.
+        unmarked: arguments with one entry per text in a model whose texts have no token for them.
+    """
+
+    starts: Mapping[str, tuple[int, ...]]
+    outputs: tuple[str, ...] = field(default=(), compare=False)
+    unmarked: tuple[str, ...] = field(default=(), compare=False)
+
+    def part(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+        """Return the arguments for rows ``start`` to ``stop``; None for one without entries."""
+        cut = {}
+        for name, starts in self.starts.items():
+            first = starts[start]
+            last = starts[stop]
+            if last > first:
+                cut[name] = arguments[name][first:last]
+            else:
+                cut[name] = None
+        return cut
+
+    def given_to(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+        """Return ``part`` without empty arguments, because ``generate`` treats None as an image."""
+        return {
+            name: value
+            for name, value in self.part(arguments, start, stop).items()
+            if value is not None
+        }
+
+
+def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
+    """Return the rows of a call's media (empty without media), or a text with why unknown."""
+    starts: Starts = {}
+    config = getattr(model, "config", None)
+    outputs = list[str]()
+    unmarked = list[str]()
+    for name in dict.fromkeys(kind["values"] for kind in data()["kind"]):
+        if arguments.get(name) is None:
+            continue
+        found = _of_rows(model, name, arguments, ids)
+        kind = _kind_of(name, arguments)
+        if found is None and _is_one_a_text(config, arguments[name], ids):
+            unmarked.append(name)
+            continue
+        if found is None:
+            found = _starts(model, kind, config, arguments, ids)
+        if isinstance(found, str):
+            return f"oomguard does not know which rows the argument {name} belongs to: {found}"
+        starts.update(found)
+        outputs.append(kind["outputs"])
+    if unmarked and starts:
+        return (
+            f"oomguard does not know which rows the argument {unmarked[0]} belongs to: no token "
+            "stands for it"
+        )
+    return Media(starts, tuple(outputs), tuple(unmarked))
+
+
+def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
+    """Return whether there is one entry per text, and the model has no token for media."""
+    tokens = (name for kind in data()["kind"] for name in kind["token"])
+    has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
+    if getattr(ids, "ndim", 0):
+        texts = ids.shape[0]
+    else:
+        texts = None
+    return is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens
+
+
+def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the kind of an argument, by the other arguments that count its entries."""
+    kinds = [kind for kind in data()["kind"] if kind["values"] == name]
+    counts = (
+        [kind[how] for how in ("grid", "numbers", "sizes", "mask") if how in kind] for kind in kinds
+    )
+    given = (all(arguments.get(argument) is not None for argument in names) for names in counts)
+    found: Mapping[str, Any] = next(
+        (kind for kind, is_given in zip(kinds, given, strict=True) if is_given), kinds[-1]
+    )
+    return found
+
+
+def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> Starts | str | None:
+    """Return the row starts of media that a model reads row by row; None for other models."""
+    names = {base.__name__ for base in type(model).__mro__}
+    found = next(
+        (e for e in data()["of_rows"] if name in e["arguments"] and names & set(e["classes"])), None
+    )
+    if found is None or getattr(ids, "ndim", 0) != 2:
+        return None
+    rows = ids.shape[0]
+    given = [each for each in found["arguments"] if arguments.get(each) is not None]
+    for each in given:
+        if not is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
+            return f"the argument {each} does not have one entry per row"
+    if "images" in found and not _tokens_count_images(
+        arguments[found["images"]], _own_tokens(model, ids, "image")
+    ):
+        return _NOT_COUNTED
+    return {each: tuple(range(rows + 1)) for each in given}
+
+
+def _tokens_count_images(pixels: Any, own: list[int] | None) -> bool:
+    """Return whether each row has the tokens of its images; images of zeros are padding."""
+    if pixels.ndim != _IMAGES_AXES or own is None:
+        return False
+    images = compute_on_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
+    each, more = divmod(sum(own), max(1, sum(images)))
+    return not more and own == [each * number for number in images]
+
+
+def _which_show(images: Any) -> list[bool]:
+    """Return which images are not all zeros."""
+    return [bool(shows) for shows in images.flatten(1).any(-1).tolist()]
+
+
+def _own_tokens(model: Any, ids: Any, what: str) -> list[int] | None:
+    """Return the media tokens in each row; None if the configuration names no token."""
+    kind = next(
+        kind for kind in data()["kind"] if any(name.startswith(what) for name in kind["token"])
+    )
+    return _tokens(kind, getattr(model, "config", None), ids)
+
+
+def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
+    token = next(
+        (t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None
+    )
+    if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
+        return None
+    return compute_on_host(
+        lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids
+    )
+
+
+def _starts(
+    model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any
+) -> Starts | str:
+    counts = [kind.get(how) for how in ("grid", "mask", "numbers", "sizes")]
+    values = arguments[kind["values"]]
+    (grid, mask, numbers, sizes) = (name and arguments.get(name) for name in counts)
+    if not all(
+        is_tensor(value) for value in (values, grid, mask, numbers, sizes) if value is not None
+    ):
+        return "it is not a tensor"
+    own = _tokens(kind, config, ids)
+    if own is None:
+        return _why_no_token(config, values, ids)
+    beside = {
+        name: value for name in kind.get("each", ()) if (value := arguments.get(name)) is not None
+    }
+    found: Starts | str
+    if grid is not None:
+        found = _by_grid(kind, config, values, grid, own)
+    elif numbers is not None:
+        found = _by_numbers(kind, values, numbers.tolist(), own)
+    else:
+        if sizes is not None:
+            if len(sizes) == len(values):
+                each = tokens_by_size(model, sizes)
+            else:
+                each = None
+        elif mask is None:
+            each = _tokens_of_each(values, sum(own))
+        else:
+            each = _tokens_of_sounds(model, kind, mask, values)
+        if each is None:
+            first = None
+        else:
+            first = _numbers_by_row(own, each)
+        names = [kind[how] for how in ("values", "sizes", "mask") if how in kind]
+        if first is None:
+            found = _NOT_COUNTED
+        else:
+            found = dict.fromkeys(names, first)
+    if isinstance(found, str):
+        return found
+    if grid is not None:
+        first = found[kind.get("grid", "")]
+    else:
+        first = found[kind["values"]]
+    for name, value in beside.items():
+        if len(value) != first[-1]:
+            return f"the argument {name} has {len(value)} entries for {first[-1]}"
+        found[name] = first
+    return found
+
+
+def _by_grid(
+    kind: Mapping[str, Any], config: Any, values: Any, grid: Any, own: list[int]
+) -> Starts | str:
+    """Return where each row's patches and images begin, from the patches of each image."""
+    merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+    patches = [t * height * width for t, height, width in grid.tolist()]
+    if not merged or sum(patches) != values.shape[0]:
+        return f"{kind['grid']} does not match it"
+    numbers = _numbers_by_row(own, [count // merged**2 for count in patches])
+    if numbers is None:
+        return _NOT_COUNTED
+    ends = (0, *itertools.accumulate(patches))
+    return {kind["values"]: tuple(ends[number] for number in numbers), kind["grid"]: numbers}
+
+
+def _by_numbers(
+    kind: Mapping[str, Any], values: Any, numbers: list[int], own: list[int]
+) -> Starts | str:
+    """Return where each row's images begin, from the image counts in the call."""
+    has_images = [number > 0 for number in numbers]
+    if has_images != [tokens > 0 for tokens in own] or sum(numbers) != values.shape[0]:
+        return f"{kind['numbers']} does not match it"
+    return {
+        kind["values"]: (0, *itertools.accumulate(numbers)),
+        kind["numbers"]: tuple(range(len(numbers) + 1)),
+    }
+
+
+def _tokens_of_sounds(
+    model: Any, kind: Mapping[str, Any], mask: Any, values: Any
+) -> list[int] | None:
+    """Return the tokens of each sound, as the model computes them; None if it cannot."""
+    try:
+        lengths = operator.attrgetter(kind["lengths"])(getattr(model, "model", model))
+    except AttributeError:
+        return None
+    if mask.ndim != 2 or mask.shape[0] != values.shape[0]:
+        return None
+    return compute_on_host(
+        lambda sounds: [int(tokens) for tokens in lengths(sounds.sum(-1))[-1].tolist()], mask
+    )
+
+
+def _why_no_token(config: Any, values: Any, ids: Any) -> str:
+    if getattr(ids, "ndim", 0):
+        texts = ids.shape[0]
+    else:
+        texts = None
+    if texts is not None and values.ndim and texts != values.shape[0]:
+        return f"no token stands for it, and there are {texts} texts for {values.shape[0]} images"
+    has_towers = all(
+        getattr(config, name, None) is not None for name in ("text_config", "vision_config")
+    )
+    if has_towers:
+        return _TOWERS
+    return "no token stands for it"
+
+
+def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:
+    """Return the tokens of each image if all have the same number; None if not."""
+    if values.ndim != _PIXEL_AXES or not tokens or tokens % values.shape[0]:
+        return None
+    return [tokens // values.shape[0]] * values.shape[0]
+
+
+def _numbers_by_row(own: Iterable[int], each: list[int]) -> tuple[int, ...] | None:
+    """Return the index of each row's first image, and the end.
+
+    None if a row's tokens are not those of whole images.
+    """
+    numbers = [0]
+    number = 0
+    for tokens in own:
+        left = tokens
+        while left > 0 and number < len(each):
+            left -= each[number]
+            number += 1
+        if left:
+            return None
+        numbers.append(number)
+    if number == len(each):
+        return tuple(numbers)
+    return None

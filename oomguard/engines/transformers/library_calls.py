@@ -12,10 +12,9 @@ from typing import Any, Final
 from oomguard.core.facts import FactValue
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.transformers.call_state import CallState
-from oomguard.engines.transformers.forward import ForwardCall
+from oomguard.engines.transformers.forward import ForwardCall, no_weight
 from oomguard.engines.transformers.generate import GenerateCall
 from oomguard.engines.transformers.inputs import is_tensor, size_of_generate
-from oomguard.engines.transformers.loss import no_weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from oomguard.engines.start_attempt import ReadStart, StartHandler
+    from oomguard.engines.protocol import ReadStart, StartHandler
 
 _MODULE: Final = "transformers.modeling_utils"
 _OWNER: Final = "PreTrainedModel"

@@ -18,14 +18,14 @@ from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.engines.start_attempt import RestartEngine, StartResult
+from oomguard.engines.protocol import RestartEngine, StartResult
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.files import ModelFiles, find_model
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.shape import ModelShape, read_shape
 from oomguard.probe import torch_memory
 from oomguard.probe.host import read_available_bytes
-from oomguard.remedy.failed_load import ON_DEVICE, LighterWeights, LoadModel, Weights
+from oomguard.remedy.failed_call import ON_DEVICE, LighterWeights, LoadModel, Weights
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 # Values of device_map for which accelerate chooses the devices.
@@ -687,7 +687,7 @@ class WeightsStart:
                 error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
             )
 
-    def behind(self, incident: Incident) -> LoadModel:
+    def memory_model(self, incident: Incident) -> LoadModel:
         """Return the memory model of the failed load."""
         del incident
         placing = self._placing

@@ -20,14 +20,12 @@ from typing import Any, Final
 
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
-from oomguard.engines.command import AllFlags, Launch, all_flags
+from oomguard.engines.command import AllFlags, Launch, StartedEngine, all_flags
 from oomguard.engines.protocol import StartKey
-from oomguard.engines.start_attempt import StartedEngine
 from oomguard.engines.unwrap_command import InnerCommand, inner_commands
 from oomguard.engines.vllm import plugin
-from oomguard.engines.vllm.environment import set_by_variable
-from oomguard.engines.vllm.own_command import NAME, ByFlags, own_command, table
-from oomguard.engines.vllm.plugin_messages import (
+from oomguard.engines.vllm.command import NAME, ByFlags, own_command, set_by_variable, table
+from oomguard.engines.vllm.in_process.message_receiver import (
     logged_lines,
     reported_arguments,
     reported_engines,
@@ -71,10 +69,8 @@ def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
         variables = {plugin.LOG_FILE}
     else:
         variables = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
-    return replace(
-        launch,
-        env={**launch.env, **{name: value for name, value in env.items() if name in variables}},
-    )
+    noted = {name: env[name] for name in env.keys() & variables}
+    return replace(launch, env={**launch.env, **noted})
 
 
 def with_acknowledgement(launch: Launch, session: Path) -> Launch:
@@ -131,6 +127,7 @@ def limits(launch: Launch) -> dict[str, int]:
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:
     """Return the engines that the launch's program started, as the plugin reported them."""
+    # vLLM's own commands have no such file: their flags say the same.
     acknowledged = launch.env.get(plugin.ACKNOWLEDGE)
     if acknowledged is None:
         return ()
@@ -225,11 +222,12 @@ def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
 
     The mapping is empty if the command states no length.
     """
-    found = [
-        need for command in inner_commands(launch.argv) for need in _needs(command) if need.value
-    ]
-    if found:
-        return {table()["refusals"]["setting"]: max(found, key=lambda need: need.value)}
+    longest = LeastValue(0, "")
+    for command in inner_commands(launch.argv):
+        for need in _needs(command):
+            longest = max(longest, need, key=lambda need: need.value)
+    if longest.value:
+        return {table()["refusals"]["setting"]: longest}
     return {}
 
 
@@ -265,24 +263,31 @@ def _needs(command: InnerCommand) -> list[LeastValue]:
     words = (command.program, *command.args)
     given = _numbers(command.args)
     rows = table()["lengths"]
-    own = [row for row in rows if any(words[: len(of)] == tuple(of) for of in row.get("of", ()))]
-    own = [row for row in own if not given.keys() & set(row.get("unless", ()))]
-    found = own or [
-        row for row in rows if "of" not in row and given.keys() & set(row["parts"][0]["flags"])
-    ]
-    return [_need(row, given) for row in found]
+    of_command = []
+    of_any_command = []
+    for row in rows:
+        if "of" not in row:
+            if not given.keys().isdisjoint(row["parts"][0]["flags"]):
+                of_any_command.append(row)
+            continue
+        is_command = any(words[: len(of)] == tuple(of) for of in row["of"])
+        if is_command and given.keys().isdisjoint(row.get("unless", ())):
+            of_command.append(row)
+    return [_need(row, given) for row in of_command or of_any_command]
 
 
 def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> LeastValue:
     tokens = 0
     shown: list[str] = []
     for part in row["parts"]:
-        flag = next((flag for flag in part["flags"] if _count(given.get(flag)) is not None), None)
-        if flag is None:
-            tokens += part.get("other", 0)
+        for flag in part["flags"]:
+            number = _count(given.get(flag))
+            if number is not None:
+                tokens += number
+                shown.append(f"{flag} {given[flag]}")
+                break
         else:
-            tokens += _count(given[flag]) or 0
-            shown.append(f"{flag} {given[flag]}")
+            tokens += part.get("other", 0)
     share = given.get(row.get("stretch", ""), "")
     if re.fullmatch(r"0?\.\d{1,6}|1(?:\.0)?", share):
         tokens = math.ceil(tokens * (1 + float(share)))

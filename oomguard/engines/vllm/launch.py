@@ -13,12 +13,11 @@ from typing import Final
 from oomguard._version import __version__
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import EngineStart, SettingInForce
-from oomguard.core.setting_spellings import surface, surfaces
+from oomguard.core.settings import surface, surfaces
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
-from oomguard.engines.vllm.environment import with_plugin, without_variables
+from oomguard.engines.vllm.command import own_command, with_plugin, without_variables
 from oomguard.engines.vllm.insight import started, with_acknowledgement, with_log_file
-from oomguard.engines.vllm.own_command import own_command
 from oomguard.scan.effective_settings import SCRIPT
 
 NAME: Final = "vllm"
@@ -39,10 +38,10 @@ def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
     own = own_command(launch.argv)
     if own is not None:
         return own.settings()
-    return {
-        name: replace(flag, source=SCRIPT)
-        for name, flag in settings_given(launch.argv, NAME).items()
-    }
+    found = settings_given(launch.argv, NAME)
+    for name, flag in found.items():
+        found[name] = replace(flag, source=SCRIPT)
+    return found
 
 
 def carries(name: str) -> bool:
@@ -84,13 +83,10 @@ def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
     if own is not None:
         return replace(launch, argv=own.changed(settings, launch.engine_version)).shell()
     overrides = _overrides(settings, launch.engine_version)
-    if overrides:
-        env = {plugin.OVERRIDES: json.dumps(overrides), **_meant_for(launch)}
-    else:
-        env = {}
-    if env:
-        return with_plugin(replace(launch, env={}), env, None, os.environ).shell()
-    return Launch(launch.argv).shell()
+    if not overrides:
+        return Launch(launch.argv).shell()
+    env = {plugin.OVERRIDES: json.dumps(overrides), **_meant_for(launch)}
+    return with_plugin(replace(launch, env={}), env, None, os.environ).shell()
 
 
 def took_effect(launch: Launch, session: Path) -> bool:
@@ -139,27 +135,28 @@ def _meant_for(launch: Launch) -> dict[str, str]:
     changes = launch.engine_changes
     if len(changes) < 2 and all(change.order is None for change in changes):
         return {}
-    rows = [
-        (change.model, change.order, _overrides(change.settings, launch.engine_version))
-        for change in changes
-    ]
-    return {
-        plugin.ENGINES: json.dumps(
-            [{"model": m, "order": o, "overrides": values} for m, o, values in rows]
-        )
-    }
+    rows = []
+    for change in changes:
+        overrides = _overrides(change.settings, launch.engine_version)
+        rows.append({"model": change.model, "order": change.order, "overrides": overrides})
+    return {plugin.ENGINES: json.dumps(rows)}
 
 
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
     """Return the settings as arguments of this vLLM version, in vLLM's units."""
-    spelled = ((surface(name, NAME, version), value) for name, value in settings.items())
-    return {own.kwarg: own.to_engine(value) for own, value in spelled if own.kwarg}
+    overrides: dict[str, FactValue] = {}
+    for name, value in settings.items():
+        own = surface(name, NAME, version)
+        if own.kwarg:
+            overrides[own.kwarg] = own.to_engine(value)
+    return overrides
 
 
 def _carry(session: Path) -> Path:
     """Return a folder for PYTHONPATH with only the plugin and its entry-point metadata."""
     folder = session / "plugin"
     if not folder.exists():
+        # vLLM finds the plugin by the metadata of an installed distribution, so that it has some.
         info = folder / f"{_PLUGIN_MODULE}-{__version__}.dist-info"
         info.mkdir(parents=True)
         shutil.copyfile(plugin.__file__, folder / f"{_PLUGIN_MODULE}.py")

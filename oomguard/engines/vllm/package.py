@@ -24,10 +24,10 @@ from oomguard.core.files import open_regular, read_tables
 from oomguard.core.installation import reinstall_hint
 from oomguard.core.log import get_logger
 from oomguard.core.records import Check
-from oomguard.core.setting_spellings import surface
+from oomguard.core.settings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.unwrap_command import environment_tools, inner_commands
-from oomguard.engines.vllm.own_command import ByFlags, own_command
+from oomguard.engines.vllm.command import ByFlags, own_command
 from oomguard.engines.vllm.plugin import GROUP, HOOK
 
 # Read a vLLM package or an unzipped wheel: its flags, its engine arguments, the plugin's hook.
@@ -66,24 +66,30 @@ def read_sources(package: Path) -> Sources:
     """
     name, owner, function = HOOK
     tree = parsed(package / Path(*name.split(".")[1:]).with_suffix(".py"))
-    found = next(
-        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None
-    )
+    found = _named(tree.body, owner)
+    if not isinstance(found, ast.ClassDef):
+        found = None
+    body: list[ast.stmt] = []
     if found is not None:
         body = found.body
-    else:
-        body = []
-    hooked = next((node for node in body if getattr(node, "name", None) == function), None)
-    return Sources(
-        dict(_flags(tree)),
-        {
-            n.target.id: n.value
-            for n in body
-            if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-        },
-        tuple(_parameters(hooked)[1:]) if isinstance(hooked, ast.FunctionDef) else None,
-        _hook_problem(found, hooked) or _loader_problem(found, package),
-    )
+    hooked = _named(body, function)
+    fields: dict[str, ast.expr | None] = {}
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            fields[node.target.id] = node.value
+    parameters = None
+    if isinstance(hooked, ast.FunctionDef):
+        parameters = tuple(_parameters(hooked)[1:])
+    problem = _hook_problem(found, hooked) or _loader_problem(found, package)
+    return Sources(dict(_flags(tree)), fields, parameters, problem)
+
+
+def _named(body: list[ast.stmt], name: str) -> ast.stmt | None:
+    """Return the first class or function with a name; None without one."""
+    for node in body:
+        if getattr(node, "name", None) == name:
+            return node
+    return None
 
 
 def parsed(path: Path) -> ast.Module:
@@ -102,17 +108,21 @@ def added_arguments(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], ast.Call]]
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "add_argument"
         ):
-            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
-            flags = tuple(word for word in words if isinstance(word, str) and word.startswith("-"))
+            flags = []
+            for word in node.args:
+                value = getattr(word, "value", None)
+                if isinstance(value, str) and value.startswith("-"):
+                    flags.append(value)
             if flags:
-                yield flags, node
+                yield tuple(flags), node
 
 
 def _flags(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     for flags, call in added_arguments(tree):
-        action = next(
-            (ast.unparse(word.value) for word in call.keywords if word.arg == "action"), ""
-        )
+        action = ""
+        for word in call.keywords:
+            if word.arg == "action":
+                action = ast.unparse(word.value)
         for flag in flags:
             yield flag, "store" not in action
 
@@ -138,17 +148,14 @@ def _hook_problem(found: ast.ClassDef | None, hooked: ast.stmt | None) -> str | 
 def _loader_problem(found: ast.ClassDef | None, package: Path) -> str | None:
     """Return why plugins are not loaded before the hook runs; None if they are."""
     where, loader = _LOADER
+    caller = None
     if found is not None:
-        caller = next((n for n in found.body if getattr(n, "name", None) == _CALLER), None)
-    else:
-        caller = None
+        caller = _named(found.body, _CALLER)
     if caller is None or f"{loader}()" not in ast.unparse(caller):
         return f"its engine arguments do not call {loader}"
-    constants = (
-        node.value for node in ast.walk(parsed(package / where)) if isinstance(node, ast.Constant)
-    )
-    if GROUP in constants:
-        return None
+    for node in ast.walk(parsed(package / where)):
+        if isinstance(node, ast.Constant) and node.value == GROUP:
+            return None
     return f"it does not load the entry points {GROUP}"
 
 
@@ -177,9 +184,8 @@ def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _registered_check() -> Check:
-    found = next(
-        (entry for entry in metadata.entry_points(group=GROUP) if entry.name == "oomguard"), None
-    )
+    entries = metadata.entry_points(group=GROUP, name="oomguard")
+    found = next(iter(entries), None)
     if found is None:
         text = f"the vLLM plugin is not registered in {GROUP} of this environment"
         return Check("vllm_plugin", "problem", text, reinstall_hint())
@@ -218,9 +224,13 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
         environ: the inherited environment.
     """
     path = launch.env.get("PATH", environ.get("PATH", os.defpath))
-    programs = (shutil.which(word, path=path) for word in _programs(launch.argv))
-    pythons = (_python_of(Path(program)) for program in programs if program is not None)
-    python = next((found for found in pythons if found is not None), None)
+    python = None
+    for word in _programs(launch.argv):
+        program = shutil.which(word, path=path)
+        if program is not None:
+            python = _python_of(Path(program))
+        if python is not None:
+            break
     if python is None:
         return None
     try:
@@ -248,8 +258,10 @@ def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
         return None
     from importlib.metadata import distributions
 
-    installed = distributions(path=[str(package.parent)])
-    return next((found.version for found in installed if found.metadata["Name"] in _NAMES), None)
+    for found in distributions(path=[str(package.parent)]):
+        if found.metadata["Name"] in _NAMES:
+            return found.version
+    return None
 
 
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
@@ -267,7 +279,10 @@ def _programs(argv: Sequence[str]) -> tuple[str, ...]:
     words = tuple(reversed(argv[:at]))
     if in_a_text or environment_tools() & {PurePath(word).name for word in words}:
         return ()
-    return tuple(word for word in words if _PYTHON.fullmatch(PurePath(word).name))[:1] or words
+    for word in words:
+        if _PYTHON.fullmatch(PurePath(word).name):
+            return (word,)
+    return words
 
 
 def _python_of(program: Path) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final
 
 from oomguard.core.errors import InputError
-from oomguard.core.setting_spellings import flag_words, surface, surfaces, table_of
+from oomguard.core.settings import flag_words, surface, surfaces, table_of
 from oomguard.engines.command import AllFlags, all_flags
 
 # Modules that read vLLM commands are imported when needed: most plans use oomguard's options only.
@@ -80,7 +80,8 @@ def read_pasted(words: Sequence[str], options: Mapping[str, bool]) -> Pasted:
         if name is None:
             if word.startswith("--"):
                 return Pasted(own, [], (), word.partition("=")[0], _nearest(word, options, flags))
-            own.append(word)  # a short form: click reports what is wrong with it
+            # A short form: click reports what is wrong with it.
+            own.append(word)
             at += 1
             continue
         end = _end_of_theirs(left, at, name, flags)
@@ -114,9 +115,10 @@ def _config_flags() -> set[str]:
 
 def _meant(settings: Mapping[str, str]) -> list[str]:
     """Return settings by name as words of a command line."""
-    return [
-        word for name, value in settings.items() for word in flag_words(name, value, NAME) or ()
-    ]
+    words: list[str] = []
+    for name, value in settings.items():
+        words += flag_words(name, value, NAME) or ()
+    return words
 
 
 def _without_program(words: list[str]) -> list[str]:
@@ -207,7 +209,7 @@ def _has_model(words: Sequence[str], flags: AllFlags) -> bool:
 
 def _of_file(path: str) -> list[str]:
     """Return the settings of a ``--config`` file as words. Raises InputError."""
-    from oomguard.engines.vllm.config_file import read_config_file
+    from oomguard.engines.vllm.command import read_config_file
 
     file = read_config_file(path, NAME, is_of_subcommand=True)
     if file is None:
@@ -215,11 +217,10 @@ def _of_file(path: str) -> list[str]:
             f"{path}: cannot be read as a vLLM config file (YAML with vLLM's flags)",
             hint="Give the flags on the command line instead.",
         )
-    return [
-        word
-        for name, own in file.settings.items()
-        for word in flag_words(name, own.value, NAME) or ()
-    ]
+    words: list[str] = []
+    for name, own in file.settings.items():
+        words += flag_words(name, own.value, NAME) or ()
+    return words
 
 
 def _as_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
@@ -238,12 +239,11 @@ def _as_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
 
 def _is_read(name: str, word: str, value: str) -> bool:
     """Return whether oomguard counts all that a JSON flag sets: each key is a known setting."""
-    keys = {
-        key
-        for own in surfaces(NAME).values()
-        for inside, key in own.inside
-        if inside.removeprefix(_LONG) == name
-    }
+    keys = set()
+    for own in surfaces(NAME).values():
+        for flag, key in own.inside:
+            if flag.removeprefix(_LONG) == name:
+                keys.add(key)
     dotted = word.partition("=")[0].partition(".")[2]
     if dotted:
         return dotted in keys
@@ -262,8 +262,6 @@ def _nearest(word: str, options: Collection[str], flags: AllFlags) -> tuple[str,
     flag = word.partition("=")[0]
     name = flag.removeprefix(_LONG)
     dashes = flag.removesuffix(name)
-    return tuple(
-        dict.fromkeys(
-            dashes + close for close in difflib.get_close_matches(name, known, n=2, cutoff=_CLOSE)
-        )
-    )
+    closest = difflib.get_close_matches(name, known, n=2, cutoff=_CLOSE)
+    # A name may be oomguard's and vLLM's.
+    return tuple(dict.fromkeys(dashes + close for close in closest))

@@ -74,7 +74,8 @@ def register() -> None:
             return
         _hook(_parsed(raw, dict) if raw else {}, _names(asked))
     except Exception as error:  # noqa: BLE001 - the engine starts whatever goes wrong here
-        if raw:  # without overrides only a report is lost, which the user did not ask for
+        # Without overrides only a report is lost, which the user did not ask for.
+        if raw:
             _say(error)
 
 
@@ -145,11 +146,11 @@ def _names(asked: str | None) -> list[str]:
     """
     try:
         if asked == "all":
-            from oomguard.engines.vllm.plugin_messages import reported_arguments
+            from oomguard.engines.vllm.in_process.message_receiver import reported_arguments
 
             return reported_arguments()
         if asked:
-            return [name for name in _parsed(asked, list) if _is_name(name)]
+            return list(filter(_is_name, _parsed(asked, list)))
         return []
     except Exception:  # noqa: BLE001 - see the docstring
         return []
@@ -220,25 +221,26 @@ def _report(holder: object, names: list[str], what: str, order: int, model: obje
     """Report an engine's arguments that differ from their defaults, or its configuration."""
     if not names or _is_over():
         return
+    values: dict[str, object] = {}
     if what == "arguments":
         import dataclasses
 
         if not dataclasses.is_dataclass(holder):
             return
-        fields = [field for field in dataclasses.fields(holder) if field.name in names]
-        pairs = [
-            (f.name, getattr(holder, f.name))
-            for f in fields
-            if getattr(holder, f.name) != f.default
-        ]
+        for field in dataclasses.fields(holder):
+            if field.name in names and getattr(holder, field.name) != field.default:
+                values[field.name] = getattr(holder, field.name)
     else:
-        parts = [
-            part for part in (getattr(holder, name, None) for name in _PARTS) if part is not None
-        ]
-        pairs = [
-            (name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)
-        ]
-    plain = {name: value for name, value in pairs if is_plain(value)}
+        for part_name in _PARTS:
+            part = getattr(holder, part_name, None)
+            for name in names:
+                if hasattr(part, name):
+                    values[name] = getattr(part, name)
+    # An argument may be any object; a report has only values that mean the same as text.
+    plain = {}
+    for name, value in values.items():
+        if is_plain(value):
+            plain[name] = value
     acknowledge(
         {
             "pid": os.getpid(),
@@ -307,10 +309,10 @@ def _is_meant(model: object) -> bool:
     raw = os.environ.get(MODELS)
     if raw is None:
         return True
-    models = _parsed(raw, list)
-    return isinstance(model, str) and any(
-        isinstance(other, str) and _is_same(model, other) for other in models
-    )
+    if not isinstance(model, str):
+        return False
+    models = [other for other in _parsed(raw, list) if isinstance(other, str)]
+    return any(_is_same(model, other) for other in models)
 
 
 def _is_same(model: str, printed: str) -> bool:
@@ -348,7 +350,8 @@ def acknowledge(row: dict[str, object]) -> None:
         return
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            return  # opening a FIFO waits for a reader, and opening a device may have side effects
+            # Opening a FIFO waits for a reader, and opening a device may have side effects.
+            return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags, 0o600)

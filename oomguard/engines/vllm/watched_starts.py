@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from oomguard.engines.start_attempt import StartHandler
+    from oomguard.engines.protocol import StartHandler
 
 # Module, and function in it.
 WATCHED: Final = (
@@ -35,8 +35,11 @@ def watch(handler: StartHandler) -> None:
     _handlers.append(handler)
     import wrapt
 
-    for module in dict.fromkeys(module for module, _ in WATCHED):
-        wrap = functools.partial(_wrap, [name for own, name in WATCHED if own == module])
+    functions: dict[str, list[str]] = {}
+    for module, name in WATCHED:
+        functions.setdefault(module, []).append(name)
+    for module, names in functions.items():
+        wrap = functools.partial(_wrap, names)
         if module in sys.modules:
             # import_module waits if another thread is still importing it.
             wrap(importlib.import_module(module))
@@ -49,7 +52,8 @@ def _wrap(names: list[str], module: Any) -> None:
 
     for name in names:
         owner, _, function = name.partition(".")
-        if hasattr(getattr(module, owner, None), function):  # other versions have other names
+        # Other versions have other names, and those are not watched.
+        if hasattr(getattr(module, owner, None), function):
             # A partial adds no frame between the user's code and the engine's.
             wrapt.wrap_function_wrapper(module, name, functools.partial(_handlers[0], _read))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 import math
 import sys
@@ -16,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +27,12 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from oomguard.core.files import read_tables
-from oomguard.estimate.call.trace import STEPS, TracedSteps
-from oomguard.probe.live_storages import LiveStorages
+from oomguard.estimate.call.call_budget import STEPS, TracedSteps
+from oomguard.estimate.model.parameters import auto_config
+from oomguard.probe.torch_memory import LiveStorages
 
 # ``copy.deepcopy`` of a fake tensor must become an operation with a shape and a size.
 #
@@ -665,3 +667,46 @@ class _Steps(StoppingCriteria):  # type: ignore[misc]
 
 class _EnoughError(Exception):
     pass
+
+
+# The child process of ``traced_steps``: one JSON object on standard input, one on standard output,
+# with the bytes of the weights, the peak of each step, and the allocations in order.
+
+
+def _trace_question(asked: dict[str, Any]) -> TracedSteps:
+    """Trace one call; ``asked`` has the model's configuration and the call's numbers."""
+    if asked["cache_implementation"]:
+        options = {"cache_implementation": asked["cache_implementation"]}
+    else:
+        options = {}
+    with FakeTensorMode() as mode:
+        model = AutoModelForCausalLM.from_config(
+            auto_config(asked["config"]),
+            attn_implementation=asked["attn_implementation"],
+            dtype=getattr(torch, asked["dtype"]),
+            trust_remote_code=False,
+        ).eval()
+    rows = asked["batch_size"]
+    length = asked["prompt_tokens"]
+    arguments = {
+        "input_ids": torch.ones((rows, length), dtype=torch.long),
+        "attention_mask": torch.ones((rows, length), dtype=torch.long),
+        "max_new_tokens": asked["max_new_tokens"],
+        "do_sample": False,
+        "num_beams": asked["num_beams"],
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        **options,
+    }
+    return trace_call(
+        FakeModel(model, mode),
+        arguments,
+        asked["max_new_tokens"],
+        mask_is_full=True,
+        keep_events=True,
+    )
+
+
+def main() -> None:
+    """Trace the call from standard input."""
+    print(json.dumps(asdict(_trace_question(json.load(sys.stdin)))))  # noqa: T201 - the answer to the parent

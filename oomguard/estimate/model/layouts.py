@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.files import read_tables
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.layer_kinds import GEMMA4, layer_kinds
 from oomguard.estimate.model.shape import ModelShape, is_count
-from oomguard.estimate.model.weight_headers import Parameter
 
 # A vision encoder's parameters come from encoder_layouts.toml in the same way.
 

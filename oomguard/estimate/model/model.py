@@ -11,7 +11,7 @@ from typing import Any, Final
 from oomguard.core.errors import ConfigError, SettingError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.model.drafts import Speculation, read_speculation
-from oomguard.estimate.model.files import ModelFiles, find_model
+from oomguard.estimate.model.files import SUFFIX, ModelFiles, Parameter, find_model, scale_to_file
 from oomguard.estimate.model.layer_kinds import unread_fields
 from oomguard.estimate.model.layouts import parameters_from_layout
 from oomguard.estimate.model.parameters import (
@@ -38,7 +38,6 @@ from oomguard.estimate.model.shape import (
     text_part,
 )
 from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
-from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, scale_to_file
 
 # An engine refuses weights that belong to another configuration, so oomguard compares both.
 

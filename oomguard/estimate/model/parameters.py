@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.shape import FAMILIES, ModelShape
-from oomguard.estimate.model.weight_headers import Parameter
 
 # transformers creates a module, a name or a row for every count in an untrusted file, without any
 # limit. Ten billion layers would become a list of ten billion names, so oomguard checks first.

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError, SettingError
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape, mistakes_in, printable
-from oomguard.estimate.model.weight_headers import Parameter
 
 # Bits per element of a quantized matrix by method, with its share of scales and zero points.
 # Sources: the formats' own documentation (AWQ, GPTQ, AQLM, compressed-tensors, bitsandbytes, OCP
@@ -244,7 +244,7 @@ def _matcher(entry: str) -> Callable[[str], Any] | None:
         return re.compile(fnmatch.translate(entry)).match
     import regex
 
-    from oomguard.rules.pattern import too_much_repetition
+    from oomguard.rules.signature import too_much_repetition
 
     text = entry.removeprefix(_REGULAR)
     if too_much_repetition(text) is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.core.errors import SettingError
-from oomguard.core.setting_spellings import default_value, device_size
+from oomguard.core.settings import default_value, device_size
 from oomguard.estimate.constants import gpus, plain_name, rows_of, since, tables
 from oomguard.estimate.model.layer_caches import keeps_latent
 from oomguard.estimate.model.shape import ModelShape

@@ -20,8 +20,8 @@ from oomguard.core.incident import Incident
 from oomguard.core.settings import value_in_force
 
 if TYPE_CHECKING:
+    from oomguard.estimate.model.files import Parameter
     from oomguard.estimate.model.shape import ModelShape
-    from oomguard.estimate.model.weight_headers import Parameter
     from oomguard.estimate.start.failed_start import FailedStart
     from oomguard.estimate.start.start import VllmSettings
 

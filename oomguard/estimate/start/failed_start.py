@@ -14,8 +14,7 @@ from packaging.version import InvalidVersion, Version
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Incident, SettingInForce
-from oomguard.core.setting_spellings import default_value
-from oomguard.core.settings import SETTINGS, value_in_force
+from oomguard.core.settings import SETTINGS, default_value, value_in_force
 from oomguard.estimate.constants import latest, most_free_ratio, others_margin_ratio
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model

@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from oomguard.core.files import read_tables
 from oomguard.estimate.constants import rows_of, since
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.layer_caches import keeps_latent
 from oomguard.estimate.model.layer_kinds import GEMMA4, layer_kinds
 from oomguard.estimate.model.model import Model
@@ -26,7 +27,6 @@ from oomguard.estimate.model.shape import (
     rope_kind,
     rope_scaling,
 )
-from oomguard.estimate.model.weight_headers import Parameter
 from oomguard.estimate.start.defaults import mxfp4_padding, nvfp4_padding
 from oomguard.estimate.start.encoder_profile import items_per_prompt
 from oomguard.estimate.start.start import VllmSettings

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from oomguard.cluster.placement.leases import LeaseFolder
-from oomguard.probe.processes import sees_host_pids
+from oomguard.probe.nvml import sees_host_pids
 from support.placing import Gpus, simulated_gpus
 
 GIB = 2**30

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import oomguard
-from oomguard.engines.ray.engine_arguments import arguments_of
-from oomguard.engines.ray.runtime_env import ray_runtime_env
+from oomguard.engines.ray.engine_arguments import arguments_of, ray_runtime_env
 
 LOG = Path(__file__).parents[3] / "examples" / "logs" / "vllm_serve_kv_cache.log"
 

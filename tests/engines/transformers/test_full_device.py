@@ -10,9 +10,8 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.transformers.chunked_forward import has_leading_padding  # noqa: E402
-from oomguard.engines.transformers.inputs import why_packed  # noqa: E402
-from oomguard.engines.transformers.media import media_of  # noqa: E402
+from oomguard.engines.transformers.forward_variants import has_leading_padding  # noqa: E402
+from oomguard.engines.transformers.inputs import media_of, why_packed  # noqa: E402
 from oomguard.estimate.call.fake_generate import is_full  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.core.errors import InputError
-from oomguard.core.setting_spellings import surfaces
+from oomguard.core.settings import surfaces
 from oomguard.engines.command import all_flags
 from oomguard.engines.vllm.pasted_command import read_pasted
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import vllm_versions
-from oomguard.core.setting_spellings import surfaces, unmanaged_arguments
-from oomguard.core.settings import SETTINGS
+from oomguard.core.settings import SETTINGS, surfaces, unmanaged_arguments
 from oomguard.engines.command import all_flags
 from oomguard.engines.vllm.package import added_arguments, parsed, read_sources
 from support.vllm_defaults import batch_defaults

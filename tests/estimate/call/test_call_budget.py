@@ -8,8 +8,7 @@ import pytest
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB
-from oomguard.estimate.call.call_budget import budget_call
-from oomguard.estimate.call.trace import PlannedCall
+from oomguard.estimate.call.call_budget import PlannedCall, budget_call
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.parameters import count_parameters

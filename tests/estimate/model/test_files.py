@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.core.errors import ConfigError, InputError
-from oomguard.estimate.model.files import find_model
-from oomguard.estimate.model.weight_headers import Parameter
+from oomguard.estimate.model.files import Parameter, find_model
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}
 

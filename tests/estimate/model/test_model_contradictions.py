@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import ConfigError
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.model import check_headers
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.model.weight_headers import Parameter
 
 SHAPE = read_shape(
     {

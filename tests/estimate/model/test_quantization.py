@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import ConfigError, SettingError
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.quantization import (
     quantize_parameters,
     quantizes_cache,
@@ -13,7 +14,6 @@ from oomguard.estimate.model.quantization import (
     unread_quantization,
 )
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.model.weight_headers import Parameter
 
 LLAMA = {
     "model_type": "llama",

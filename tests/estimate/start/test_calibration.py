@@ -12,7 +12,7 @@ from packaging.version import Version
 from oomguard.core.errors import ConfigError, InputError, SettingError
 from oomguard.core.facts import GIB
 from oomguard.core.incident import SettingInForce
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.calibration import (

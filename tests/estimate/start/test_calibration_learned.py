@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.diagnosis.diagnose import diagnose
+from oomguard.diagnosis import diagnose
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.calibration import (

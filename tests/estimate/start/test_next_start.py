@@ -7,11 +7,10 @@ from dataclasses import replace
 from packaging.version import Version
 
 from oomguard.core.facts import GIB
-from oomguard.estimate.model.files import ModelFiles
+from oomguard.estimate.model.files import ModelFiles, Parameter
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.parameters import count_parameters
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.model.weight_headers import Parameter
 from oomguard.estimate.start.start import VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 

@@ -369,8 +369,8 @@ def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
 
 def test_further_model_layers_are_loaded_only_for_speculation():
     config = {**LLAMA, "num_nextn_predict_layers": 1}
+    from oomguard.estimate.model.files import Parameter
     from oomguard.estimate.model.shape import read_shape
-    from oomguard.estimate.model.weight_headers import Parameter
 
     further = Parameter("model.layers.32.mlp.up_proj.weight", (1024, 1024), 2**21)
     files = ModelFiles(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.model.weight_headers import Parameter
 from oomguard.estimate.start.weights import around_elements, lora_bytes
 
 UP = Parameter("model.layers.0.mlp.up_proj.weight", (256, 64), 32768)

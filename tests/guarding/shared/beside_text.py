@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.transformers.media import tokens_by_size  # noqa: E402
+from oomguard.engines.transformers.inputs import tokens_by_size  # noqa: E402
 
 VOCAB, MEDIA = 64, 9
 TEXT = {

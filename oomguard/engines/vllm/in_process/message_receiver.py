@@ -1,12 +1,15 @@
-"""Receive log records of an engine's processes by a Unix socket in a private folder.
+"""Receive what the processes of an engine report: by a Unix socket, or from the plugin's files.
 
-The kernel says which process sent a record. The receiver keeps the first records, which have the
-settings, and the last ones, which have the failure.
+The guard listens at a socket in a private folder. The kernel says which process sent a record. The
+receiver keeps the first records, which have the settings, and the last ones, which have the
+failure. `oomguard run` reads the plugin's files instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import re
@@ -22,6 +25,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.core.errors import SettingError
+from oomguard.core.facts import FactValue
+from oomguard.core.files import read_regular
+from oomguard.core.settings import surfaces
+from oomguard.engines.command import StartedEngine
 from oomguard.engines.vllm.in_process.message_sender import with_address
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.source import Line
@@ -34,7 +42,7 @@ _SCHEDULED: Final = re.compile(r"scheduler output.*\bnum_scheduled_tokens=\{([^}
 
 def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[Line, ...]:
     """Return all records as lines of a log, followed by those of the start's exception."""
-    texts = [text for row in rows for text in _texts(row)]
+    texts = list(itertools.chain.from_iterable(map(_texts, rows)))
     if error is not None:
         texts += [line.text for line in exception_lines(error)]
     return _numbered(texts)
@@ -42,22 +50,30 @@ def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[L
 
 def last_tracebacks(rows: Sequence[Row]) -> tuple[Line, ...]:
     """Return the traceback with which each process ended, except the one that starts the engine."""
-    last = {row.get("pid"): row for row in rows if row.get("process") and row.get("traceback")}
-    return _numbered([text for row in last.values() for text in _texts(row)])
+    last: dict[Any, Row] = {}
+    for row in rows:
+        # The process that starts the engine sends no name; its exception is known.
+        if row.get("process") and row.get("traceback"):
+            last[row.get("pid")] = row
+    return _numbered(itertools.chain.from_iterable(map(_texts, last.values())))
 
 
 def segments_of(rows: Iterable[Row]) -> list[str]:
     """Return the names of the shared memory segments that the processes made."""
-    return [row["segment"] for row in rows if isinstance(row.get("segment"), str)]
+    segments = [row.get("segment") for row in rows]
+    return [one for one in segments if isinstance(one, str)]
 
 
 def requests_in_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the requests of the step in which an engine died, as vLLM logged them."""
-    texts = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
-    found = next((match for text in texts if (match := _SCHEDULED.search(text))), None)
-    if found is None:
-        return ()
-    return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
+    for row in reversed(rows):
+        text = row.get("text")
+        if not isinstance(text, str):
+            continue
+        found = _SCHEDULED.search(text)
+        if found is not None:
+            return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
+    return ()
 
 
 def _texts(row: Row) -> Iterator[str]:
@@ -146,8 +162,10 @@ class MessageReceiver:
         self._thread = None
         self.path = None
         if thread is not None:
-            self._wake.send(b"end")  # a fork may hold the socket, so closing it has no effect
-            if thread is not threading.current_thread():  # the GC may run this in that thread
+            # A fork may hold the socket, so closing it has no effect.
+            self._wake.send(b"end")
+            # The garbage collector may run this in that thread, which cannot wait for itself.
+            if thread is not threading.current_thread():
                 thread.join()
             self._wake.close()
         self._remove_folder()
@@ -273,3 +291,127 @@ def started_ticks(pid: int) -> int | None:
 def is_same(pid: int, ticks: int | None) -> bool:
     """Return whether the process with these start ticks still runs under this number."""
     return ticks is not None and started_ticks(pid) == ticks
+
+
+# --- the plugin's files ---
+
+_ENGINE: Final = "vllm"
+_MOST_BYTES: Final = 5 << 20
+_LIMITS: Final = ("process_data_limit_bytes", "host_available_bytes")
+
+
+def reported_arguments() -> list[str]:
+    """Return the argument names that the plugin is to report: those of known settings only."""
+    return list(_setting_by_argument())
+
+
+def reported_engines(path: Path) -> tuple[StartedEngine, ...]:
+    """Return the engines in the plugin's file, in the order of their starts.
+
+    Lines that are not valid reports are skipped.
+    """
+    try:
+        lines = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            known = found.setdefault((int(row["pid"]), int(row.get("order", 1))), {})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+        for key, value in row.items():
+            if key == "model" or isinstance(value, dict):
+                known[key] = value
+    return tuple(itertools.starmap(_started_engine, found.items()))
+
+
+def _started_engine(place: tuple[int, int], row: Mapping[str, Any]) -> StartedEngine:
+    process, order = place
+    model = None
+    if isinstance(row.get("model"), str):
+        model = row["model"]
+    arguments = None
+    if "arguments" in row:
+        arguments = settings_of(row["arguments"])
+    in_effect = settings_of(row.get("config", {}))
+    changed = settings_of(row.get("applied", {}))
+    return StartedEngine(model, order, process, arguments, in_effect, changed)
+
+
+def logged_lines(path: Path) -> tuple[Line, ...]:
+    """Return vLLM's log records in the plugin's file, as lines of a log."""
+    return lines_of(_noted(path))
+
+
+def reported_limits(path: Path) -> dict[str, int]:
+    """Return the lowest memory limits that processes of vLLM reported, by fact."""
+    found: dict[str, int] = {}
+    for row in _noted(path):
+        limits = row.get("limits")
+        for name in _LIMITS:
+            if isinstance(limits, dict):
+                limit = limits.get(name)
+            else:
+                limit = None
+            if isinstance(limit, int) and limit > 0:
+                found[name] = min(limit, found.get(name, limit))
+    return found
+
+
+def survived_steps_of(path: Path) -> list[dict[str, Any]]:
+    """Return the steps that ran out of memory and did not end their engine, in order."""
+    steps = [row.get("step_recovery") for row in _noted(path)]
+    return [one for one in steps if isinstance(one, dict)]
+
+
+def _noted(path: Path) -> list[dict[str, Any]]:
+    try:
+        texts = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    rows = []
+    for text in texts:
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+@functools.cache
+def _setting_by_argument() -> dict[str, str]:
+    """Return the setting of each argument, also of those that only other versions have."""
+    names: dict[str, str] = {}
+    for name, newest in surfaces(_ENGINE).items():
+        for own in (newest, *newest.others):
+            if own.kwarg is not None:
+                names[own.kwarg] = name
+    return names
+
+
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
+    """Return the engine's arguments as canonical settings in oomguard's units.
+
+    Arguments without a setting are left out.
+    """
+    names = _setting_by_argument()
+    found: dict[str, FactValue] = {}
+    for kwarg, value in arguments.items():
+        name = names.get(kwarg)
+        if name is None or not isinstance(value, (bool, int, float, str)):
+            continue
+        own = surfaces(_ENGINE)[name]
+        if str(value) in own.automatic:
+            continue
+        try:
+            if isinstance(value, bool) or own.unit_bytes == 1:
+                found[name] = value
+            else:
+                found[name] = own.from_engine(name, str(value))
+        except SettingError:
+            continue
+    return found

@@ -210,8 +210,12 @@ def _limits() -> dict[str, int]:
         "process_data_limit_bytes": resource.RLIMIT_DATA,
         "host_available_bytes": resource.RLIMIT_AS,
     }
-    limits = {fact: resource.getrlimit(kind)[0] for fact, kind in kinds.items()}
-    return {fact: limit for fact, limit in limits.items() if limit != resource.RLIM_INFINITY}
+    limits = {}
+    for fact, kind in kinds.items():
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            limits[fact] = limit
+    return limits
 
 
 def _is_in_place(factory: Any) -> bool:
@@ -287,7 +291,8 @@ def _watch_segments() -> None:
         shared_memory.SharedMemory,
         lambda made, creates: str(made._name).lstrip("/") if creates else None,
     )
-    if not _is_listener():  # its own semaphores end with their objects
+    # Semaphores of the receiving process end with their objects.
+    if not _is_listener():
         from multiprocessing import synchronize
 
         _report_objects(

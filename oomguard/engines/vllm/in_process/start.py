@@ -31,26 +31,28 @@ from oomguard.core.errors import WakeUpError
 from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.core.setting_spellings import surface
+from oomguard.core.settings import surface
 from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import RestartedEngine, RestartEngine, StartResult
-from oomguard.engines.vllm.environment import set_by_variable
+from oomguard.engines.protocol import RestartedEngine, RestartEngine, StartResult
+from oomguard.engines.vllm.command import set_by_variable
 from oomguard.engines.vllm.in_process import message_sender, step_recovery
-from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits
 from oomguard.engines.vllm.in_process.core_restart import (
+    RestartingClient,
     can_restart_core,
     install_restarting_client,
+    step_limits,
 )
 from oomguard.engines.vllm.in_process.message_receiver import (
     MessageReceiver,
     is_same,
     last_tracebacks,
     lines_of,
+    reported_arguments,
     requests_in_last_step,
     segments_of,
+    settings_of,
 )
 from oomguard.engines.vllm.plugin import GROUP, LISTENER, STEP_RECOVERY, fitting, is_plain
-from oomguard.engines.vllm.plugin_messages import reported_arguments, settings_of
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
 from oomguard.scan.effective_settings import ARGUMENTS
@@ -150,7 +152,8 @@ class _Lock:
                 descriptor = os.open(
                     self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
                 )
-            except FileNotFoundError:  # the previous holder removed the folder
+            except FileNotFoundError:
+                # The previous holder removed the folder.
                 with contextlib.suppress(FileExistsError):
                     self._path.parent.mkdir(mode=0o700)
                 continue
@@ -189,14 +192,18 @@ def _locks(environ: Mapping[str, str]) -> list[tuple[str, int]]:
     Processes with some devices exclude each other by device. A process that sees all devices
     excludes all others.
     """
-    named = next((value for name in _VARIABLES if (value := environ.get(name, "").strip())), "")
-    devices = sorted({part.strip() for part in named.split(",") if part.strip()})
+    named = ""
+    for name in _VARIABLES:
+        named = named or environ.get(name, "").strip()
+    devices = set(map(str.strip, named.split(",")))
+    devices.discard("")
     if not devices:
         return [(f"{_ALL}.lock", fcntl.LOCK_EX)]
-    return [
-        (f"{_ALL}.lock", fcntl.LOCK_SH),
-        *((f"{_file_name(device)}.lock", fcntl.LOCK_EX) for device in devices),
-    ]
+    locks = [(f"{_ALL}.lock", fcntl.LOCK_SH)]
+    # Always in the same order: two processes with two devices each would wait for each other.
+    for device in sorted(devices):
+        locks.append((f"{_file_name(device)}.lock", fcntl.LOCK_EX))
+    return locks
 
 
 def _file_name(device: str) -> str:
@@ -207,7 +214,8 @@ def _private(folder: Path) -> Path | None:
     """Return a folder that only this user can write to; None if there is none."""
     place = folder / f"oomguard-starts-{os.geteuid()}"
     found = None
-    for _ in range(_TRIES):  # the last holder of a lock removes the folder
+    # The last holder of a lock may remove the folder between these calls.
+    for _ in range(_TRIES):
         try:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
@@ -284,11 +292,10 @@ class StartupWatchdog:
         while not self._over.wait(LOOKS_EVERY_S):
             now_s = time.monotonic()
             failed = self._listener.failed
-            stuck = {
-                pid
-                for pid, at_s in failed.items()
-                if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)
-            }
+            stuck = set()
+            for pid, at_s in failed.items():
+                if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid):
+                    stuck.add(pid)
             late = self._within_s is not None and now_s - self._began_s > self._within_s
             if stuck:
                 get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
@@ -310,7 +317,8 @@ class StartupWatchdog:
         self._kill(set(self._listener.senders) - spared)
         for process in self._new_cores():
             if process.pid not in spared:
-                with contextlib.suppress(ValueError):  # closed meanwhile
+                # Another thread may have closed it meanwhile.
+                with contextlib.suppress(ValueError):
                     process.kill()
         until_s = time.monotonic() + _CORE_FOLLOWS_WITHIN_S
         while (
@@ -326,11 +334,15 @@ class StartupWatchdog:
 
         A core sends its first record seconds later, after it has imported the engine.
         """
-        with contextlib.suppress(RuntimeError):  # another thread starts a process right now
-            return [
-                p for p in active_children() if p not in self._before and p.name.startswith(_CORE)
-            ]
-        return []
+        children: list[BaseProcess] = []
+        # Another thread may start a process right now.
+        with contextlib.suppress(RuntimeError):
+            children = active_children()
+        cores = []
+        for process in children:
+            if process not in self._before and process.name.startswith(_CORE):
+                cores.append(process)
+        return cores
 
     def _kill(self, pids: set[int]) -> None:
         for pid in filter(self._is_alive, pids):
@@ -399,19 +411,16 @@ class StartArguments:
         if not self._is_known:
             return {}
         names = set(reported_arguments())
-        differing = {
-            f.name: value
-            for f in dataclasses.fields(self._first)
-            if f.name in names
-            and is_plain(value := getattr(self._first, f.name))
-            and value != f.default
-        }
+        differing = {}
+        for field in dataclasses.fields(self._first):
+            value = getattr(self._first, field.name)
+            if field.name in names and is_plain(value) and value != field.default:
+                differing[field.name] = value
+        known: dict[str, FactValue] = {}
         model = getattr(self._first, "model", None)
         if isinstance(model, str):
-            found = {"model": model}
-        else:
-            found = {}
-        known: dict[str, FactValue] = {**found, **settings_of(differing)}
+            known["model"] = model
+        known |= settings_of(differing)
         return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items()}
 
     def carries(self, name: str) -> bool:
@@ -490,7 +499,7 @@ def end_processes(senders: Mapping[int, int | None]) -> tuple[int, ...]:
 
     def alive() -> tuple[int, ...]:
         _reap()
-        return tuple(pid for pid, ticks in senders.items() if is_same(pid, ticks))
+        return tuple(filter(lambda pid: is_same(pid, senders[pid]), senders))
 
     left = _wait(alive, _ENDS_BY_ITSELF_S)
     for number, wait_s in (
@@ -587,9 +596,11 @@ def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
     or without NVML.
     """
     freed = freed_bytes(rows)
-    for device in devices() or () if freed else ():
+    if not freed:
+        return
+    for device in devices() or ():
         by_pid = device.used_bytes_by_pid or {}
-        needed = sum(size for pid, size in freed.items() if pid in by_pid)
+        needed = sum(freed[pid] for pid in freed.keys() & by_pid.keys())
         if device.free_bytes is not None and needed > device.free_bytes:
             if os.getpid() in by_pid and os.getpid() not in freed:
                 advice = "Move this program's tensors to the host and call torch.cuda.empty_cache()"
@@ -605,21 +616,24 @@ def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _sleeps(rows: Iterable[Mapping[str, Any]]) -> int:
     """Return how often the engine slept: its workers each log every sleep."""
-    logged = Counter(row.get("pid") for row in rows if FREED.search(str(row.get("text"))))
+    logged = Counter[Any]()
+    for row in rows:
+        if FREED.search(str(row.get("text"))):
+            logged[row.get("pid")] += 1
     return max(logged.values(), default=0)
 
 
 def _holders(device: Device, own: Mapping[int, int]) -> str:
     """Return the other processes on a device as text, largest first."""
-    others = {
-        pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own
-    }
-    largest = sorted(others, key=lambda pid: -others[pid])[:4]
+    by_pid = device.used_bytes_by_pid or {}
+    # The driver may hide the size of another user's process.
+    others = sorted(by_pid.keys() - own.keys(), key=lambda pid: -(by_pid[pid] or 0))
     listed = []
-    for pid in largest:
+    for pid in others[:4]:
         name = f"{_name(pid)} (PID {pid})"
-        if others[pid]:
-            listed.append(f"{name} has {format_gib(others[pid])}")
+        size_bytes = by_pid[pid]
+        if size_bytes:
+            listed.append(f"{name} has {format_gib(size_bytes)}")
         else:
             listed.append(f"{name} has an unknown part")
     if not listed:
@@ -645,7 +659,8 @@ def _name(pid: int) -> str:
 
 _CHUNK_BYTES: Final = 1 << 16
 _MOST_FIRST_BYTES: Final = 1 << 18
-_MOST_LAST: Final = 16  # chunks
+# In chunks.
+_MOST_LAST: Final = 16
 _DRAINS_WITHIN_S: Final = 0.5
 
 
@@ -839,7 +854,7 @@ class VllmStart:
         self._in_use: dict[str, SettingInForce] = {}
         self.is_given_up: Callable[[], bool] = lambda: False
 
-    def behind(self, incident: Incident) -> None:
+    def memory_model(self, incident: Incident) -> None:
         """Return None: the engine's output names its model."""
 
     def attempt(
@@ -976,7 +991,8 @@ def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
         if listener.path is not None:
             variables = {LISTENER: listener.path, STEP_RECOVERY: _recovers()}
             allowed = os.environ.get(_ALLOWED)
-            if allowed is not None:  # join the user's allow-list, but never create one
+            # Join the user's allow-list, but never create one: it would turn other plugins off.
+            if allowed is not None:
                 variables[_ALLOWED] = ",".join(
                     dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN])
                 )

@@ -2,9 +2,9 @@
 
 vLLM's engine core ends if a step raises. Here the core drops the failed step instead: the worker
 releases its caches, the scheduler forgets the step and computes its requests again, in smaller
-steps if needed (`step_budget.py`). A request that fails alone ends with an error for its client.
+steps if needed (``StepBudget``). A request that fails alone ends with an error for its client.
 
-The module runs in vLLM's processes. It acts only if our variable is set, and it never raises an
+The module runs in vLLM's processes. It acts only if our variable is set, and it never raises a
 new error into vLLM: if a recovery fails, vLLM sees the error of the step.
 """
 
@@ -21,13 +21,217 @@ import sys
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.vllm.in_process import message_sender
-from oomguard.engines.vllm.in_process.step_budget import FailedStep, StepBudget, StepDecision
 from oomguard.engines.vllm.plugin import STEP_RECOVERY
+
+# --- the decision after a failed step, without anything of vLLM ---------------------------------
+#
+# A step is its scheduled tokens by request. A request is *fresh* until it has produced a token: the
+# requests that ran before are unlikely to be the ones that do not fit.
+
+# A chunk of so few tokens is not worth splitting further before its request is blamed.
+SMALL_TOKENS = 16
+# After so long without a failure the budget of a step doubles.
+QUIET_S = 10.0
+# The others wait so long for a suspected request that makes progress alone; twice as long after
+# each of its failures, so that even a long prompt comes to the part that fails.
+ALONE_S = 0.1
+# So many requests that fail alone, one after another within a minute and without a step that works
+# in between: then it may not be the requests.
+MOST_OFFENDERS = 3
+OFFENDERS_WITHIN_S = 60.0
+# So many failed steps without one that works.
+MOST_FAILURES = 40
+
+
+@dataclass(frozen=True)
+class FailedStep:
+    """A step that ran out of memory.
+
+    Attributes:
+        tokens: the scheduled tokens by request, in the order of the step.
+        fresh: the requests that have not produced a token yet.
+        tried_bytes: the size of the failed allocation; None if unknown.
+        is_alone: whether the other requests were held back to test this one.
+        can_split: whether a request's prompt may be computed in several steps.
+    """
+
+    tokens: Mapping[str, int]
+    fresh: Collection[str]
+    tried_bytes: int | None = None
+    is_alone: bool = False
+    can_split: bool = True
+
+    @property
+    def total_tokens(self) -> int:
+        """The tokens of the step."""
+        return sum(self.tokens.values())
+
+
+@dataclass(frozen=True)
+class StepDecision:
+    """What follows a failed step.
+
+    Attributes:
+        budget_tokens: the most tokens of a step from now on.
+        offender: the request that cannot fit; None if none is proven.
+        alone: the request to run alone next, to learn whether it is the one; None: all run.
+        gives_up: whether recoveries do not help. If an offender is named too, the engine may still
+            work without it.
+    """
+
+    budget_tokens: int
+    offender: str | None = None
+    alone: str | None = None
+    gives_up: bool = False
+
+
+class StepBudget:
+    """The most tokens of a step, lowered by failures and raised in quiet times.
+
+        budget = StepBudget(2048)
+        budget.fail(FailedStep({"a": 2048}, {"a"}), now_s=0.0).budget_tokens    # 1024
+
+    Args:
+        full_tokens: the budget that the engine was started with.
+    """
+
+    def __init__(self, full_tokens: int) -> None:
+        self.full_tokens = full_tokens
+        self.current_tokens = full_tokens
+        # The smallest size that failed: the budget stays below it.
+        self.ceiling_tokens: int | None = None
+        # The lowered budget under which steps last worked; None if steps of full size do.
+        self.learned_tokens: int | None = None
+        self._largest_success_tokens = 0
+        self._failures: dict[str, int] = {}
+        # The budget, the ceiling and the learned budget before a request's first failure: they come
+        # back if it was the one that did not fit.
+        self._before: dict[str, tuple[int, int | None, int | None]] = {}
+        # The steps of one request only that failed since the last step that worked, each as its
+        # tokens and the size of the failed allocation.
+        self._single_failures: list[tuple[int, int | None]] = []
+        self._failed_in_a_row = 0
+        self._offenders_at_s: deque[float] = deque()
+        self._changed_at_s = 0.0
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the budget is full and no request is suspected."""
+        return self.current_tokens == self.full_tokens and not self._failures
+
+    def fail(self, step: FailedStep, now_s: float) -> StepDecision:
+        """Record a failed step, and return what follows."""
+        # In the order of the step.
+        fresh = list(filter(step.fresh.__contains__, step.tokens))
+        suspects = fresh or list(step.tokens)
+        self._changed_at_s = now_s
+        self._failed_in_a_row += 1
+        for name in suspects:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            before = (self.current_tokens, self.ceiling_tokens, self.learned_tokens)
+            self._before.setdefault(name, before)
+        if self._failed_in_a_row > MOST_FAILURES:
+            return StepDecision(self.current_tokens, gives_up=True)
+        if len(step.tokens) > 1:
+            self._single_failures.clear()
+        else:
+            self._single_failures.append((step.total_tokens, step.tried_bytes))
+            if self._is_proven(step):
+                return self._end(suspects[0], now_s)
+        # The first failure at a size that has worked may be chance: the caches are free now.
+        if self._failed_in_a_row > 1 or step.total_tokens > self._largest_success_tokens:
+            self._lower(step, fresh)
+        if step.is_alone:
+            return StepDecision(self.current_tokens, alone=suspects[0])
+        if len(step.tokens) > 1:
+            for name in fresh:
+                if self._failures[name] > 1:
+                    return StepDecision(self.current_tokens, alone=name)
+        return StepDecision(self.current_tokens)
+
+    def succeed(self, tokens: int, produced: Collection[str]) -> None:
+        """Record a step that worked, with the requests that produced a token in it."""
+        self._largest_success_tokens = max(self._largest_success_tokens, tokens)
+        self.learned_tokens = None
+        if self.current_tokens < self.full_tokens:
+            self.learned_tokens = self.current_tokens
+        self._failed_in_a_row = 0
+        self._single_failures.clear()
+        self._offenders_at_s.clear()
+        for name in produced:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a request that made progress or ended."""
+        self._failures.pop(name, None)
+        self._before.pop(name, None)
+
+    def alone_s(self, name: str) -> float:
+        """Return how long a suspected request may run alone; longer after each failure."""
+        failures = min(self._failures.get(name, 0), 8)
+        return ALONE_S * float(2**failures)
+
+    def names(self) -> list[str]:
+        """Return the requests that are suspected."""
+        return list(self._failures)
+
+    def grow(self, now_s: float) -> bool:
+        """Double the budget after a quiet time, below what failed; return whether it changed."""
+        if self.current_tokens >= self.full_tokens or now_s - self._changed_at_s < QUIET_S:
+            return False
+        wanted = min(self.current_tokens * 2, self.full_tokens)
+        if self.ceiling_tokens is not None:
+            wanted = min(wanted, max(1, self.ceiling_tokens - 1))
+        self._changed_at_s = now_s
+        has_grown = wanted > self.current_tokens
+        self.current_tokens = max(self.current_tokens, wanted)
+        return has_grown
+
+    def _is_proven(self, step: FailedStep) -> bool:
+        """Return whether the only request of a step is the one that does not fit.
+
+        One failure may be chance. After two in a row, it is proven if its step cannot get smaller,
+        or if a smaller step did not need less.
+        """
+        if len(self._single_failures) < 2:
+            return False
+        if not step.can_split or step.total_tokens <= SMALL_TOKENS:
+            return True
+        tokens, tried_bytes = self._single_failures[-2]
+        if tried_bytes is None or step.tried_bytes is None:
+            return False
+        return step.total_tokens < tokens and step.tried_bytes >= tried_bytes
+
+    def _end(self, name: str, now_s: float) -> StepDecision:
+        """Return the end of a request; its failures say nothing about other requests' steps."""
+        self._single_failures.clear()
+        self.current_tokens, self.ceiling_tokens, self.learned_tokens = self._before[name]
+        self.forget(name)
+        self._offenders_at_s.append(now_s)
+        while now_s - self._offenders_at_s[0] > OFFENDERS_WITHIN_S:
+            self._offenders_at_s.popleft()
+        gives_up = len(self._offenders_at_s) >= MOST_OFFENDERS
+        return StepDecision(self.current_tokens, offender=name, gives_up=gives_up)
+
+    def _lower(self, step: FailedStep, fresh: Collection[str]) -> None:
+        """Halve the budget below what failed; the requests that ran before keep their token."""
+        total = step.total_tokens
+        wanted = total // 2
+        if fresh and step.can_split:
+            # A budget of half would leave nothing for a prompt next to many streams.
+            others = len(step.tokens) - len(fresh)
+            wanted = max(wanted, others + sum(step.tokens[name] for name in fresh) // 2)
+        wanted = max(1, min(wanted, total - 1))
+        self.current_tokens = min(self.current_tokens, wanted)
+        self.ceiling_tokens = min(total, self.ceiling_tokens or total)
+        self._largest_success_tokens = min(self._largest_success_tokens, total - 1)
+
 
 _RELIED_ON: Final = Path(__file__).parents[1] / "step_recovery.toml"
 # vLLM's log handler and oomguard's record of the log both take this logger.
@@ -55,6 +259,8 @@ _MESSAGES: Final = (
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+# The parameters of a request on whose account it may need more memory than another.
+_ASKED: Final = ("prompt_logprobs", "logprobs", "structured_outputs", "max_tokens", "n")
 # The functions of a step that say which of its parts failed, innermost first in a traceback.
 _PARTS: Final = {
     "_get_prompt_logprobs_dict": "prompt logprobs",
@@ -202,7 +408,7 @@ def _raise_in_clients(processor: Any, outputs: list[Any]) -> list[Any]:
     exception of this class carries the text and the status instead. Offline the output itself
     carries the text, as its ``stop_reason``.
     """
-    ours = [one for one in outputs if _is_ours(one)]
+    ours = list(filter(_is_ours, outputs))
     if not ours:
         return outputs
     from http import HTTPStatus
@@ -215,9 +421,10 @@ def _raise_in_clients(processor: Any, outputs: list[Any]) -> list[Any]:
         if state is not None and state.queue is not None:
             processor.abort_requests([one.request_id], internal=True)
             error = GracefulHTTPError(one.stop_reason, HTTPStatus.INTERNAL_SERVER_ERROR)
-            state.queue.put(error)  # instead of the output that reports the abort
+            # Instead of the output that reports the abort.
+            state.queue.put(error)
             raised.add(one.request_id)
-    return [one for one in outputs if one.request_id not in raised]
+    return list(filter(lambda one: one.request_id not in raised, outputs))
 
 
 def _is_ours(output: Any) -> bool:
@@ -280,9 +487,9 @@ def why_not(core: Any) -> str | None:
         holder = core
         if row["owner"] == "Scheduler":
             holder = core.scheduler
-        missing = [name for name in row["names"] if not hasattr(holder, name)]
-        if missing:
-            return f"this {row['owner']} has no {missing[0]}"
+        for name in row["names"]:
+            if not hasattr(holder, name):
+                return f"this {row['owner']} has no {name}"
     return None
 
 
@@ -361,8 +568,9 @@ class WorkerSteps:
 
     def restore_seeds(self, dropped: int) -> None:
         """Return the generators to their state before the last ``dropped`` steps."""
-        last = [states for number, states in self._seeds if number > self._number - dropped]
-        for states in reversed(last):
+        # From the newest to the oldest, so that the oldest state remains.
+        while self._seeds and self._seeds[-1][0] > self._number - dropped:
+            _, states = self._seeds.pop()
             for generator, state in states:
                 generator.set_state(state)
         self._seeds.clear()
@@ -416,8 +624,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _part(error: BaseException) -> str | None:
-    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((_PARTS[name] for name in reversed(frames) if name in _PARTS), None)
+    part = None
+    # The last one that is known is the innermost.
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        part = _PARTS.get(frame.f_code.co_name, part)
+    return part
 
 
 # --- the engine core's part ----------------------------------------------------------------------
@@ -438,7 +649,8 @@ class StepRecovery:
         self._can_split = getattr(config, "enable_chunked_prefill", True)
         device = getattr(core.vllm_config, "device_config", None)
         self._is_on_cpu = getattr(device, "device_type", None) == "cpu"
-        self._in_flight: deque[Any] = deque()  # scheduled steps without a processed output
+        # Scheduled steps without a processed output.
+        self._in_flight: deque[Any] = deque()
         self._alone: str | None = None
         self._alone_since_s = 0.0
         self._refused: OrderedDict[int, str] = OrderedDict()
@@ -473,7 +685,8 @@ class StepRecovery:
                     self._say_end(error)
                 if failed is None:
                     raise
-                with self._dump(failed):  # vLLM logs the step with which it ends
+                # vLLM logs the step with which it ends.
+                with self._dump(failed):
                     raise
         return outputs, False
 
@@ -494,9 +707,10 @@ class StepRecovery:
         outputs = self._update(scheduler_output, output)
         if self._in_flight and self._in_flight[0] is scheduler_output:
             self._in_flight.popleft()
-            produced: tuple[str, ...] | list[str] = ()
+            produced: list[str] = []
             if not self._budget.is_calm:
-                produced = [one.request_id for group in outputs.values() for one in group.outputs]
+                for group in outputs.values():
+                    produced += [one.request_id for one in group.outputs]
             self._budget.succeed(scheduler_output.total_num_scheduled_tokens, produced)
             if self._alone is not None:
                 alone_s = time.monotonic() - self._alone_since_s
@@ -543,8 +757,8 @@ class StepRecovery:
         """Let the scheduler see one request only, which waits or is in the step in flight."""
         scheduler = self._scheduler
         running = scheduler.running
-        own = [one for one in running if one.request_id == name]
-        others = [one for one in scheduler.waiting if one.request_id != name]
+        own, running_others = _split_by_name(running, {name})
+        _, others = _split_by_name(scheduler.waiting, {name})
         if not own and len(others) == len(scheduler.waiting):
             self._alone = None
             yield
@@ -554,8 +768,7 @@ class StepRecovery:
         try:
             yield
         finally:
-            hidden = [one for one in running if one.request_id != name]
-            scheduler.running = [*hidden, *scheduler.running]
+            scheduler.running = [*running_others, *scheduler.running]
             for one in reversed(others):
                 scheduler.waiting.prepend_request(one)
 
@@ -601,11 +814,18 @@ class StepRecovery:
         if failure is None or not failure["is_oom"]:
             return None
         requests = self._scheduler.requests
-        # A request may have been aborted while its step ran.
-        tokens = {n: t for n, t in dropped[0].num_scheduled_tokens.items() if n in requests}
+        tokens = {}
+        fresh = set()
+        for name, number in dropped[0].num_scheduled_tokens.items():
+            # A request may have been aborted while its step ran.
+            if name not in requests:
+                continue
+            tokens[name] = number
+            if not requests[name].output_token_ids:
+                fresh.add(name)
         step = FailedStep(
             tokens,
-            {name for name in tokens if not requests[name].output_token_ids},
+            fresh,
             failure["tried_bytes"],
             [*tokens] == [self._alone],
             self._can_split and not self._has_seeds_on_cpu(),
@@ -680,17 +900,18 @@ class StepRecovery:
         from vllm.v1.request import RequestStatus
 
         scheduler = self._scheduler
-        names = dict.fromkeys(name for step in dropped for name in step.num_scheduled_tokens)
-        requests = [scheduler.requests[name] for name in names if name in scheduler.requests]
+        names: dict[str, int] = {}
+        for step in dropped:
+            names |= step.num_scheduled_tokens
+        known = filter(scheduler.requests.__contains__, names)
+        requests = [scheduler.requests[name] for name in known]
         is_known = len(requests) == len(names) and self._forget_blocks(requests, dropped)
         now_s = time.monotonic()
-        ours = set(names)
-        stays = [one for one in scheduler.running if one.request_id not in ours]
-        gone = [one for one in scheduler.running if one.request_id in ours]
-        if not is_known:
+        if is_known:
+            gone, scheduler.running = _split_by_name(scheduler.running, names)
+        else:
             gone = [*scheduler.running]
-            stays = []
-        scheduler.running = stays
+            scheduler.running = []
         for request in reversed(gone):
             scheduler._preempt_request(request, now_s)
         if not is_known:
@@ -775,10 +996,25 @@ class StepRecovery:
             "ended": decision.offender,
             "took_ms": round(took_s * 1e3, 2),
         }
-        row = {name: value for name, value in row.items() if value is not None}
+        for name, value in [*row.items()]:
+            if value is None:
+                del row[name]
         message_sender.send_row({"step_recovery": row})
-        del row["at"]  # the line has its own time
+        # A log line has its own time.
+        del row["at"]
         _log(logging.WARNING, "a step did not fit, and the engine goes on", **row)
+
+
+def _split_by_name(requests: Iterable[Any], names: Collection[str]) -> tuple[list[Any], list[Any]]:
+    """Return the requests with one of the names, and the others, each in their order."""
+    own = []
+    others = []
+    for one in requests:
+        if one.request_id in names:
+            own.append(one)
+        else:
+            others.append(one)
+    return own, others
 
 
 def _forget_tokens_in_flight(request: Any) -> None:
@@ -806,10 +1042,7 @@ def _add_outputs(outputs: dict[int, Any], more: dict[int, Any]) -> None:
 def _key(request: Any) -> int:
     """Return a number that the same request has again: its prompt and what it asks for."""
     params = request.sampling_params
-    asked = tuple(
-        str(getattr(params, name, None))
-        for name in ("prompt_logprobs", "logprobs", "structured_outputs", "max_tokens", "n")
-    )
+    asked = tuple(str(getattr(params, name, None)) for name in _ASKED)
     media = tuple(one.mm_hash for one in getattr(request, "mm_features", None) or ())
     lora = getattr(request.lora_request, "lora_int_id", None)
     return hash((tuple(request.prompt_token_ids or ()), asked, media, lora))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from oomguard.engines.start_attempt import RestartedEngine
-from oomguard.engines.vllm.in_process import core_client
+from oomguard.engines.protocol import RestartedEngine
+from oomguard.engines.vllm.in_process import core_restart
 from oomguard.engines.vllm.in_process.core_restart import (
     can_restart_core,
     install_restarting_client,
@@ -280,8 +280,8 @@ def test_everything_else_is_the_engines_own_client_s():
 
 
 def test_a_caller_at_an_empty_queue_is_woken(monkeypatch):
-    monkeypatch.setattr(core_client, "LOOKS_EVERY_S", 0.01)
-    monkeypatch.setattr(core_client, "EMPTY_FOR_S", 0.05)
+    monkeypatch.setattr(core_restart, "LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr(core_restart, "EMPTY_FOR_S", 0.05)
     client = SyncMPClient(Core())
     client.get_output = lambda: raised(client.outputs_queue.get(timeout=10))
     engine, deaths = Engine(client), []
@@ -299,7 +299,7 @@ def raised(found: Any) -> Any:
 
 
 def test_nothing_watches_an_engine_that_the_program_let_go(monkeypatch):
-    monkeypatch.setattr(core_client, "LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr(core_restart, "LOOKS_EVERY_S", 0.01)
     engine, _ = attended_engine(Core())
     del engine
     gc.collect()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.diagnosis.diagnose import default_rules
+from oomguard.diagnosis import default_rules
 from oomguard.engines.vllm.in_process.message_receiver import (
     last_tracebacks,
     lines_of,

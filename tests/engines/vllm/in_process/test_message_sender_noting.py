@@ -12,7 +12,7 @@ import pytest
 
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.in_process import message_sender
-from oomguard.engines.vllm.plugin_messages import logged_lines, reported_limits
+from oomguard.engines.vllm.in_process.message_receiver import logged_lines, reported_limits
 
 ROOT = Path(__file__).parents[4]
 LOGS = """
