@@ -65,9 +65,8 @@ class PlacementOptions:
             return NoPlacement()
         from oomguard.analyst.attempt_settings import DEVICE
         from oomguard.cluster.placement.leases import LeaseFolder
-        from oomguard.cluster.placement.need import read_gpus
+        from oomguard.cluster.placement.need import Invocation, read_gpus
         from oomguard.cluster.placement.placer import Placer, RunPlacement
-        from oomguard.cluster.placement.refusal import Invocation
         from oomguard.core.redact import mask_command
 
         folder = LeaseFolder(

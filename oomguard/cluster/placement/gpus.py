@@ -20,7 +20,7 @@ from oomguard.cluster.placement.devices import (
     device_slots,
 )
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
-from oomguard.cluster.placement.refusal import lease_in_words
+from oomguard.cluster.placement.need import lease_in_words
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import format_gib
 from oomguard.core.presentable import drawn, process_label

@@ -17,7 +17,6 @@ from typing import Final, Literal
 
 from oomguard.analyst.attempt_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
-from oomguard.cluster.placement import refusal
 from oomguard.cluster.placement.devices import (
     BY_BUS,
     ORDER,
@@ -34,9 +33,15 @@ from oomguard.cluster.placement.need import (
     DeviceNeed,
     DeviceRequest,
     Fitness,
+    Invocation,
+    check_device,
+    fits_nowhere,
+    lease_in_words,
     need_of,
+    no_place_now,
+    reasons_by_device,
+    too_few_asked,
 )
-from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
@@ -347,11 +352,11 @@ class Placer:
                 waited = None
             else:
                 waited = waited_s
-            return refusal.no_place_now(need, now, count, waited, self.own.line(wait="30m"))
+            return no_place_now(need, now, count, waited, self.own.line(wait="30m"))
 
         def tell(now: DeviceAvailability, count: int) -> None:
             get_logger().info(
-                "waiting for a device", devices=count, because=refusal.reasons_by_device(need, now)
+                "waiting for a device", devices=count, because=reasons_by_device(need, now)
             )
 
         return self._in_turn(look, none_there, tell, stopped, wait_s)
@@ -400,7 +405,7 @@ class Placer:
             return now, count
 
         def none_there(now: DeviceAvailability, _count: int, waited_s: float) -> PlacementError:
-            because = refusal.reasons_by_device(need, now)
+            because = reasons_by_device(need, now)
             return PlacementError(
                 f"no device was free within {waited_s:.0f} s: {because}",
                 hint="oomguard gpus",
@@ -411,7 +416,7 @@ class Placer:
             fields = {
                 "devices": count,
                 "at_most_s": round(wait_s),
-                "because": refusal.reasons_by_device(need, now),
+                "because": reasons_by_device(need, now),
             }
             get_logger().warning("waiting for a device before the next attempt", **fields)
 
@@ -483,10 +488,10 @@ class Placer:
         limit = apply_visible_devices(everywhere, self.environ)
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
-            raise refusal.too_few_asked(self.asked, need, count, self.own)
+            raise too_few_asked(self.asked, need, count, self.own)
         permitted = []
         for place in limit.places:
-            permitted.append(refusal.check_device(place, need, count, len(survey.gpus)))
+            permitted.append(check_device(place, need, count, len(survey.gpus)))
         named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
         self._meant = self._meant or {
             entry: match_devices(entry, permitted) for entry in self.asked.named
@@ -497,9 +502,7 @@ class Placer:
             self._tell_once(everywhere, limit.hides)
             possible = rank_devices(need, candidates, accepts, emptied=True)
             if first_of_one_model(possible, count) is None:
-                raise refusal.fits_nowhere(
-                    need, candidates, count, limit.hides, self.asked, self.own
-                )
+                raise fits_nowhere(need, candidates, count, limit.hides, self.asked, self.own)
         usable = rank_devices(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
@@ -518,7 +521,7 @@ class Placer:
         reasons = {}
         for key, lease in held.items():
             if not self._is_ours(lease):
-                reasons[key] = refusal.lease_in_words(lease)
+                reasons[key] = lease_in_words(lease)
         return reasons
 
     def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
