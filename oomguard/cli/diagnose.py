@@ -450,7 +450,11 @@ def _expand(
         click.echo(f"oomguard: {led} already read under another name", err=True)
     listed = len(found)
     if since is not None:
-        found = [one for one in found if one.modified_at is None or one.modified_at >= since]
+        recent = []
+        for one in found:
+            if one.modified_at is None or one.modified_at >= since:
+                recent.append(one)
+        found = recent
     left_out = listed - len(found)
     if left_out and not quiet:
         if left_out == 1:

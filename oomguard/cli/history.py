@@ -96,7 +96,11 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
                 drawn(f"no run of {model} is recorded; recorded models: {', '.join(known)}"),
                 err=True,
             )
-    return [run for run in runs if not run.is_forgotten]
+    remembered = []
+    for run in runs:
+        if not run.is_forgotten:
+            remembered.append(run)
+    return remembered
 
 
 def _is_agreed(count: int) -> bool:

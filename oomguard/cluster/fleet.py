@@ -539,7 +539,7 @@ def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     for one in together:
         if one.writer.pid is not None:
             by_pid[one.writer.pid] = one
-    sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
+    sessions = dict.fromkeys(filter(None, (one.writer.session for one in together)))
     for session in sessions:
         own = []
         others = []
@@ -766,10 +766,12 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     times: list[float] = []
     writers: Counter[str] = Counter()
     refused: Counter[tuple[str, str]] = Counter()
+    kinds: Counter[str] = Counter()
     permitted: list[IncidentSummary] = []
     for one in same:
         sources.update(_sources(one))
         repetitions += one.told_again
+        kinds[one.kind] += 1
         if one.at is not None:
             times.append(one.at)
         if one.writer.words:
@@ -782,7 +784,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     return IncidentGroup(
         first.cause,
         first.title,
-        tuple(kind for kind, _count in Counter(one.kind for one in same).most_common()),
+        tuple(kind for kind, _count in kinds.most_common()),
         first.model,
         first.changes[0].setting if first.changes else None,
         first.framework,
@@ -810,16 +812,16 @@ def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
     It changes the settings that most plans change first, each to a value that is sufficient for all
     of them.
     """
-    plans = Counter(tuple(change.setting for change in one.changes) for one in same if one.changes)
+    plans: dict[tuple[str, ...], list[tuple[SettingChange, ...]]] = {}
+    for one in same:
+        if one.changes:
+            names = tuple(change.setting for change in one.changes)
+            plans.setdefault(names, []).append(one.changes)
     if not plans:
         return None
-    settings = min(plans, key=lambda names: (-plans[names], names))
-    theirs = []
-    for one in same:
-        if tuple(change.setting for change in one.changes) == settings:
-            theirs.append(one.changes)
+    settings = min(plans, key=lambda names: (-len(plans[names]), names))
     chosen = []
-    held = theirs
+    held = plans[settings]
     for i in range(len(settings)):
         change = _enough([changes[i] for changes in held])
         chosen.append(change)
@@ -1031,7 +1033,9 @@ def _print_table(
             heading, justify="right" if i == 0 else "left", no_wrap=i in {0, 4}, overflow="fold"
         )
     for group in groups:
-        table.add_row(*(Text(cell, style="bold" if i == 1 else "") for i, cell in enumerate(group)))
+        cells = list(map(Text, group))
+        cells[1].stylize("bold")
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -1136,7 +1140,8 @@ def _group_dict(group: IncidentGroup) -> dict[str, Any]:
             "rank": example.writer.rank,
         },
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _fix_dict(fix: GroupFix) -> dict[str, Any]:

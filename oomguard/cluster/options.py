@@ -72,7 +72,8 @@ class PlacementOptions:
         folder = LeaseFolder(
             None if self.lease_folder is None else Path(self.lease_folder).absolute()
         )
-        command, own = (tuple(mask_command(words, keep_homes=True)) for words in (argv, self.own))
+        command = tuple(mask_command(argv, keep_homes=True))
+        own = tuple(mask_command(self.own, keep_homes=True))
         asked = read_gpus(self.gpus)
         invocation = Invocation(asked.shown, shlex.join(command), own)
         placer = Placer(asked, folder, dict(os.environ), invocation, self.lease, outer_pid)

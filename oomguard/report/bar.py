@@ -256,10 +256,15 @@ def _style(part: BarSegment, *, colored: bool) -> str:
 
 def _widths(rows: list[Row], column: list[int]) -> tuple[int, int, int, int]:
     """Return the columns of a mark, a name, a size and a share, each with its space before."""
-    names = max(len(rows[place][0]) for place in column)
-    sizes = max(len(rows[place][1]) for place in column)
-    shares = max(len(rows[place][2]) for place in column)
-    return 1, 1 + names, 1 + sizes, 1 + shares if shares else 0
+    name_cells = 0
+    size_cells = 0
+    share_cells = 0
+    for place in column:
+        name, size, share = rows[place]
+        name_cells = max(name_cells, len(name))
+        size_cells = max(size_cells, len(size))
+        share_cells = max(share_cells, len(share))
+    return 1, 1 + name_cells, 1 + size_cells, 1 + share_cells if share_cells else 0
 
 
 def _row(segment: BarSegment, *, shares: bool) -> Row:

@@ -128,7 +128,8 @@ def attempt_dict(attempt: Attempt) -> dict[str, Any]:
         "measured": shown.measured,
         "ranks": shown.ranks,
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) -> str:
@@ -482,7 +483,8 @@ def run_dict(run: PastRun, *, in_full: bool = False) -> dict[str, Any]:
         "forgotten": run.is_forgotten,
     }
     attempts = [_attempt_dict(past, in_full=in_full) for past in run.attempts]
-    return {key: plain_value(value) for key, value in row.items()} | {"attempts": attempts}
+    answer: dict[str, Any] = plain_value(row)
+    return answer | {"attempts": attempts}
 
 
 def _attempt_dict(past: PastAttempt, *, in_full: bool) -> dict[str, Any]:

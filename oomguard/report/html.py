@@ -217,9 +217,10 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
         sections += [_start(start, level) for start in diagnosis.starts]
     if diagnosis.snapshot is not None:
         sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
-    return sections + [
-        _element("p", f"note: {note}", "dim") for note in diagnosis.notes if note != EMPTY
-    ]
+    for note in diagnosis.notes:
+        if note != EMPTY:
+            sections.append(_element("p", f"note: {note}", "dim"))
+    return sections
 
 
 def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:
@@ -227,10 +228,10 @@ def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: i
     rows = ""
     if table:
         head = "".join(f'<th scope="col">{_arrows(cell)}</th>' for cell in table[0])
-        body = "".join(
-            f"<tr>{''.join(f'<td>{_arrows(text)}</td>' for text in row)}</tr>\n"
-            for row in table[1:]
-        )
+        body = ""
+        for row in table[1:]:
+            cells = "".join(f"<td>{_arrows(text)}</td>" for text in row)
+            body += f"<tr>{cells}</tr>\n"
         rows = f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
     title = _element(f"h{level}", "What oomguard did", "headline")
     if sentence:
@@ -250,7 +251,7 @@ def _incident(shown: ShownIncident, level: int) -> str:
     if text := echoes(shown):
         parts.append(_element("p", text, "dim"))
     if incident.actions:
-        items = "".join(_action(action) for action in incident.actions)
+        items = "".join(map(_action, incident.actions))
         parts.append(f"{_element(title, 'What to do', 'title')}<ol>\n{items}</ol>\n")
     for number, cause in enumerate(incident.causes):
         parts.append(_cause(cause, title, first=number == 0))
@@ -259,7 +260,7 @@ def _incident(shown: ShownIncident, level: int) -> str:
         items = "".join(_element("li", text) for text in ruled_out)
         parts.append(f"{_element(title, 'Not changed', 'title')}<ul>\n{items}</ul>\n")
     if incident.alternatives:
-        items = "".join(_alternative(alternative) for alternative in incident.alternatives)
+        items = "".join(map(_alternative, incident.alternatives))
         parts.append(f"{_element(title, 'Instead', 'title')}<ul>\n{items}</ul>\n")
     if incident.unknown:
         items = "".join(_element("li", text) for text in incident.unknown)
@@ -310,10 +311,13 @@ def _number_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int]
 ) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
-        names = [' class="number"' if number in numbers else "" for number in range(len(row))]
-        return "".join(
-            f"<{tag}{name}>{_escaped(text)}</{tag}>" for name, text in zip(names, row, strict=True)
-        )
+        cells = ""
+        for number, text in enumerate(row):
+            if number in numbers:
+                cells += f'<{tag} class="number">{_escaped(text)}</{tag}>'
+            else:
+                cells += f"<{tag}>{_escaped(text)}</{tag}>"
+        return cells
 
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
@@ -333,12 +337,13 @@ def _bar(budget: Budget) -> str:
     drawing = ""
     if total:
         words = ", ".join(f"{part.name} {percent(part.ratio)}" for part in parts)
-        spans = "".join(
-            f'<span style="flex:{part.ratio:.5f} 1 '
-            f'0;--light:{part.color[1]};--dark:{part.color[2]}" '
-            f'title="{_escaped(part.name)} {format_gib(part.bytes)}"></span>'
-            for part in parts
-        )
+        spans = ""
+        for part in parts:
+            spans += (
+                f'<span style="flex:{part.ratio:.5f} 1 '
+                f'0;--light:{part.color[1]};--dark:{part.color[2]}" '
+                f'title="{_escaped(part.name)} {format_gib(part.bytes)}"></span>'
+            )
         label = _escaped(f"{format_gib(total)} on the device: {words}")
         drawing = f'<div class="bar" role="img" aria-label="{label}">{spans}</div>\n'
     rows = "".join(
@@ -357,7 +362,7 @@ def _bar(budget: Budget) -> str:
 
 def _cause(cause: Cause, title: str, *, first: bool) -> str:
     name = f"{cause.id}, {confidence(cause.confidence)}, {cause.rule or 'no rule'}"
-    lines = [str(line) for line in cause.evidence]
+    lines = list(map(str, cause.evidence))
     parts = [
         _element(title, f"{'Why' if first else 'Or'}: {cause.title}", "title"),
         _element("p", cause.explanation),
@@ -373,7 +378,8 @@ def _action(action: Action) -> str:
     else:
         tag = f' <span class="tag">{_escaped(action.effect)}</span>'
     parts = [f"<li><strong>{_escaped(action.title)}</strong>{tag}\n"]
-    parts += [_element("p", text) for text in [action_why(action)] if text]
+    if why := action_why(action):
+        parts.append(_element("p", why))
     if action.cost:
         parts.append(_element("p", f"Cost: {action.cost}", "dim"))
     if action.blocked_by:
@@ -397,13 +403,14 @@ def _alternative(alternative: Alternative) -> str:
 
 
 def _pastes(item: Alternative) -> str:
-    return "".join(
-        f'<div class="paste"><code>{_escaped(text)}</code></div>\n' for text in pastes(item)
-    )
+    lines = ""
+    for text in pastes(item):
+        lines += f'<div class="paste"><code>{_escaped(text)}</code></div>\n'
+    return lines
 
 
 def _evidence(incident: Incident) -> str:
-    lines = [str(line) for line in (*incident.evidence, *incident.wrappers)]
+    lines = list(map(str, (*incident.evidence, *incident.wrappers)))
     if lines:
         return _details(f"Lines of the log ({len(lines)})", _element("pre", "\n".join(lines)))
     return ""
@@ -439,7 +446,7 @@ def _details(summary: str, inside: str) -> str:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    body = "".join(_row(row) for row in rows)
+    body = "".join(map(_row, rows))
     return f'<div class="wide"><table>\n{body}</table></div>\n'
 
 

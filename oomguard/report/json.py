@@ -36,10 +36,10 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "schema": SCHEMA,
         "source": diagnosis.source,
         "verdict": diagnosis.verdict,
-        "incidents": [_incident(incident) for incident in shown.incidents],
-        "starts": [_start(start) for start in shown.starts],
+        "incidents": list(map(_incident, shown.incidents)),
+        "starts": list(map(_start, shown.starts)),
         **snapshot,
-        **({"notes": [plain_value(note) for note in shown.notes]} if shown.notes else {}),
+        **({"notes": plain_value(shown.notes)} if shown.notes else {}),
     }
 
 
@@ -91,7 +91,7 @@ def plain_value(value: object) -> Any:
     if isinstance(value, Mapping):
         return {well_formed(str(key)): plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_value(item) for item in value]
+        return list(map(plain_value, value))
     return well_formed(str(value))
 
 
@@ -145,8 +145,8 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "wrappers": _evidence(incident.wrappers),
         "facts": facts,
         "causes": causes,
-        "actions": [_action(action) for action in incident.actions],
-        "plan": [_patch(patch) for patch in incident.plan],
+        "actions": list(map(_action, incident.actions)),
+        "plan": list(map(_patch, incident.plan)),
         "budget": _budget(incident.budget),
         "alternatives": alternatives,
         "unknown": incident.unknown,
@@ -156,7 +156,8 @@ def _incident(incident: Incident) -> dict[str, Any]:
         if incident.certainty_ratio is None
         else round(incident.certainty_ratio, 3),
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _start(start: EngineStart) -> dict[str, Any]:
@@ -180,7 +181,8 @@ def _start(start: EngineStart) -> dict[str, Any]:
         "settings_complete": start.settings_complete,
         "budget": _budget(start.budget),
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _action(action: Action) -> dict[str, Any]:
@@ -199,7 +201,8 @@ def _action(action: Action) -> dict[str, Any]:
         "cost": action.cost,
         "blocked_by": action.blocked_by,
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _patch(patch: Patch) -> dict[str, Any]:
@@ -221,7 +224,8 @@ def _patch(patch: Patch) -> dict[str, Any]:
         "rule": patch.rule,
         "group": patch.group,
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _budget(budget: Budget) -> dict[str, Any]:
@@ -236,4 +240,4 @@ def _budget(budget: Budget) -> dict[str, Any]:
 
 
 def _evidence(evidence: tuple[Evidence, ...]) -> list[str]:
-    return [str(line) for line in evidence]
+    return list(map(str, evidence))

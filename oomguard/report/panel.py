@@ -443,7 +443,10 @@ def _quoted(incident: Incident) -> tuple[Evidence | None, list[tuple[int, int]]]
     for line in lines:
         spans = [_place_of(incident.facts[name], line.text) for name in names]
         # the first figure of the headline counts more than all others
-        weight = sum(2.0**-place for place, span in enumerate(spans) if span is not None)
+        weight = 0.0
+        for place, span in enumerate(spans):
+            if span is not None:
+                weight += 2.0**-place
         if weight > best_weight:
             best, best_weight = line, weight
             best_spans = list(filter(None, spans))
@@ -476,15 +479,29 @@ def _number(figure: str) -> float | None:
         return None
 
 
+# A window keeps this much space for the text around its figures.
+_AROUND_CHARS: Final = 12
+
+
 def _window(text: str, spans: Sequence[tuple[int, int]], room: int) -> tuple[str, int]:
     """Return the part of a line that shows most figures, and how many characters are before it."""
     if len(text) <= room:
         return text, 0
     first = 0
     if spans:
-        starts = sorted(start for start, _ in spans)
-        best = max(starts, key=lambda one: sum(one <= s and e <= one + room - 12 for s, e in spans))
-        seen = max(e for s, e in spans if best <= s and (e <= best + room - 12 or s == best))
+        best = 0
+        seen = 0
+        most = 0
+        for start, own_end in sorted(spans):
+            # The figures that fit into a window which begins at this one; it always has its own.
+            ends = [own_end]
+            for other, end in spans:
+                if start <= other and end <= start + room - _AROUND_CHARS:
+                    ends.append(end)
+            if len(ends) > most:
+                best = start
+                seen = max(ends)
+                most = len(ends)
         first = max(0, min(best - max(4, (room - (seen - best)) // 2), len(text) - room))
     part = text[first : first + room]
     if first:
@@ -526,7 +543,8 @@ def _foot(incident: Incident, options: PanelOptions) -> list[Text]:
     if unknown:
         lines += _headed("Unknown", " ".join(unknown), options)
     missing = incident.missing
-    if missing is not None and not any(one.command == missing.command for one in incident.actions):
+    commands = [action.command for action in incident.actions]
+    if missing is not None and missing.command not in commands:
         lines += _headed("To find the cause", missing.what, options)
         lines.append(_command(missing.command, options))
     first = incident.causes[0] if incident.causes else None

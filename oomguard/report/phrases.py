@@ -165,11 +165,14 @@ def echoes(shown: ShownIncident) -> str:
     if shown.repeated > 1:
         texts.append(f"printed {shown.repeated} times")
     if shown.starts:
-        starts = [str(number) for number in shown.starts]
+        starts = list(map(str, shown.starts))
         texts.append(f"start {starts[0]}" if len(starts) == 1 else f"starts {_listed(starts)}")
     if incident.also_in:
         texts.append(f"also in {_listed(incident.also_in)}")
-    lines = [str(line.line) for line in incident.wrappers if line.line is not None]
+    lines = []
+    for line in incident.wrappers:
+        if line.line is not None:
+            lines.append(str(line.line))
     if lines:
         texts.append(f"passed on at {'line' if len(lines) == 1 else 'lines'} {_listed(lines)}")
     elif incident.wrappers:

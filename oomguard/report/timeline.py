@@ -390,8 +390,9 @@ def _slice_events(slices: list[_Slice]) -> Iterator[dict[str, Any]]:
         for open_ends in tracks:
             while open_ends and open_ends[-1] <= one.began:
                 open_ends.pop()
-        fits = (number for number, ends in enumerate(tracks) if not ends or one.ended <= ends[-1])
-        track = next(fits, len(tracks))
+        track = 0
+        while track < len(tracks) and tracks[track] and one.ended > tracks[track][-1]:
+            track += 1
         if track == len(tracks):
             tracks.append([])
         tracks[track].append(one.ended)

@@ -168,6 +168,11 @@ def gpus_record(overview: DeviceOverview) -> dict[str, Any]:
 def _record(overview: DeviceOverview, one: DeviceStatus) -> dict[str, Any]:
     own = one.place
     gpu = overview.gpu(one.place)
+    holders = None
+    if own.used_bytes_by_pid is not None:
+        holders = []
+        for pid, size in sorted(own.used_bytes_by_pid.items()):
+            holders.append({"pid": pid, "process": _process(overview, pid), "bytes": size})
     return {
         "index": own.index,
         "instance": own.instance,
@@ -178,12 +183,7 @@ def _record(overview: DeviceOverview, one: DeviceStatus) -> dict[str, Any]:
         "is_divided": gpu.is_divided,
         "failure": gpu.failure,
         "is_visible": one.is_visible,
-        "held_by": None
-        if own.used_bytes_by_pid is None
-        else [
-            {"pid": pid, "process": _process(overview, pid), "bytes": size}
-            for pid, size in sorted(own.used_bytes_by_pid.items())
-        ],
+        "held_by": holders,
         "unseen_bytes": one.unseen_bytes,
         "lease": None if one.lease is None else _lease(one.lease),
     }
@@ -209,6 +209,7 @@ def print_gpus(console: Console, overview: DeviceOverview) -> None:
 
 
 def _lines(overview: DeviceOverview) -> Iterator[str]:
+    last_index: int | None = None
     for one in overview.places:
         own = one.place
         is_part = own.instance is not None
@@ -216,10 +217,10 @@ def _lines(overview: DeviceOverview) -> Iterator[str]:
             head = f"  instance {own.instance}"
         else:
             head = f"GPU {own.index}"
-        if is_part and own.instance == min(
-            p.place.instance or 0 for p in overview.places if p.place.index == own.index
-        ):
+        # The instances of a GPU follow each other, and the first one has the heading.
+        if is_part and own.index != last_index:
             yield f"GPU {own.index}  divided (MIG): only its instances are usable"
+        last_index = own.index
         if one.is_visible:
             hidden = ""
         else:

@@ -165,9 +165,10 @@ class Lease:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Lease:
         """Read a holder's record, which any user may have written."""
-        pid, command, since, until = (
-            record.get(name) for name in ("pid", "command", "since_s", "until")
-        )
+        pid = record.get("pid")
+        command = record.get("command")
+        since = record.get("since_s")
+        until = record.get("until")
         return cls(
             pid if isinstance(pid, int) else None,
             command[:_SHOWN_CHARS] if isinstance(command, str) else None,

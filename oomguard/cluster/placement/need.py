@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from oomguard.cluster.placement.devices import DeviceSlot, match_devices
 from oomguard.cluster.placement.leases import Lease, LockFile
@@ -115,6 +116,10 @@ def _gone(place: DeviceSlot, now: Sequence[DeviceSlot]) -> DeviceSlot:
     return replace(place, free_bytes=None, cannot=why or "it has gone")
 
 
+# A device's number, or the UUID of a GPU or of one of its MIG instances.
+_ENTRY: Final = re.compile(r"\d{1,4}|(?:GPU|MIG)-[\w/-]+")
+
+
 def read_gpus(text: str) -> DeviceRequest:
     """Parse the value of ``--gpus``.
 
@@ -130,8 +135,8 @@ def read_gpus(text: str) -> DeviceRequest:
                 "--gpus 0: a command needs at least one device", hint=f"{_HOW}; GPU 0 alone is 0,"
             )
         return DeviceRequest(int(text))
-    entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
-    if not all(re.fullmatch(r"\d{1,4}|(?:GPU|MIG)-[\w/-]+", entry) for entry in entries):
+    entries = list(map(str.strip, text.removesuffix(",").split(",")))
+    if not all(map(_ENTRY.fullmatch, entries)):
         raise UsageError(f"--gpus {text!r} is invalid", hint=_HOW)
     if len(set(entries)) < len(entries):
         raise UsageError(f"--gpus {text} names a device twice", hint=_HOW)

@@ -74,9 +74,11 @@ def rank_devices(
         accepts: decides from the fitness whether a device is acceptable.
         emptied: judge each device as if it were empty.
     """
-    judged = [(place, need.on(place, emptied=emptied)) for place in places if place.cannot is None]
     kept = []
-    for place, fitness in judged:
+    for place in places:
+        if place.cannot is not None:
+            continue
+        fitness = need.on(place, emptied=emptied)
         if accepts(fitness):
             kept.append((place, fitness))
     # Without a plan the command may need a lot, so prefer large devices.
@@ -143,7 +145,7 @@ def devices_without_nvml(
     Raises:
         UsageError: CUDA_VISIBLE_DEVICES hides a named device.
     """
-    visible = [entry.strip() for entry in environ.get(VISIBLE, "").split(",")]
+    visible = list(map(str.strip, environ.get(VISIBLE, "").split(",")))
     if (
         not asked.named
         or not all(map(str.isdigit, asked.named))
@@ -266,7 +268,7 @@ def _read_ticket(path: Path) -> QueuedStart | None:
         return None
     if time.monotonic() - at_s > _SILENT_S:
         return None
-    return QueuedStart(path.name, count, tuple(str(key) for key in usable))
+    return QueuedStart(path.name, count, tuple(map(str, usable)))
 
 
 def reserve_devices(waiting: Iterator[QueuedStart], free: Collection[str]) -> dict[str, str]:
@@ -584,8 +586,12 @@ class Placer:
                 get_logger().warning(f"{place.shown} is left", reason=why)
                 return False
         places = tuple(now[place.key] for place in taken.places)
-        if places and [place.index for place in places] != [place.index for place in taken.places]:
-            taken.places, taken.env = places, variables_for(places, need)
+        has_moved = False
+        for place, before in zip(places, taken.places, strict=True):
+            has_moved = has_moved or place.index != before.index
+        if has_moved:
+            taken.places = places
+            taken.env = variables_for(places, need)
         return True
 
     def _tell_unknown(self, need: DeviceNeed) -> None:
@@ -885,7 +891,10 @@ class RunPlacement:
         return cause == _NEIGHBOUR or (planned and (incident.kind, cause) == _CAME_SINCE)
 
     def _with_device(self, incident: Incident, taken: AssignedDevices, reason: str) -> Incident:
-        old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
+        old = None
+        if self._taken is not None:
+            old = self._taken.env.get(VISIBLE)
+        new = taken.env.get(VISIBLE)
         patch = Patch(
             DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)
         )

@@ -315,7 +315,7 @@ def merged_diagnosis(
         rank: the number of this rank.
         size: the number of ranks.
     """
-    if all(how == "ran" for how in decision.hows.values()) and not decision.absent:
+    if set(decision.hows.values()) <= {"ran"} and not decision.absent:
         return own
     notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
     if decision.first is None:
@@ -343,7 +343,7 @@ def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
     """Return the plan of the rank that failed first, starting with the patches that all ranks
     need.
     """
-    of_all = [patch_of(patch) for patch in decision.patches]
+    of_all = list(map(patch_of, decision.patches))
     if len(of_all) > 1:  # one of these patches alone is not enough
         group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
         of_all = [replace(patch, group=group) for patch in of_all]
@@ -365,7 +365,7 @@ def decision_record(decision: Decision, size: int) -> dict[str, Any]:
         "silent": list(decision.silent),
         "again": decision.again,
         "why_not": decision.why or None,
-        "plan": [dict(patch) for patch in decision.patches],
+        "plan": list(map(dict, decision.patches)),
     }
 
 
@@ -606,7 +606,7 @@ class RankCoordinator:
                 get_logger().warning(
                     "all ranks are on this host and meet there without their store", reason=why
                 )
-        patches = tuple(patch_of(patch) for patch in decision.patches)
+        patches = tuple(map(patch_of, decision.patches))
         again = patches if decision.again else ()
         left = patches if decision.is_exhausted else ()
         is_left = is_change_left(decision, reported_ends(docs, own.number))
@@ -653,7 +653,7 @@ def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
         row = None
     else:
         row = stored_incident(incident)
-    patches = tuple(patch_dict(patch) for patch in own.patches)
+    patches = tuple(map(patch_dict, own.patches))
     failed_s = own.failed_s if is_oom else None
     did = own.did
     effects = (
@@ -787,9 +787,7 @@ class RankMonitor:
 
 def find_failed_peer(docs: dict[int, RankMessage], number: int) -> int | None:
     """Return a rank whose failure ends the attempt for all ranks, or None."""
-    called = (
-        rank
-        for rank, doc in sorted(docs.items())
-        if doc.end and doc.end.number == number and doc.end.ends_all
-    )
-    return next(called, None)
+    for rank, doc in sorted(docs.items()):
+        if doc.end and doc.end.number == number and doc.end.ends_all:
+            return rank
+    return None

@@ -286,6 +286,14 @@ class RankMessage:
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 
 
+def _with_tuples(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a row with tuples for the lists of these names, because JSON has no tuples."""
+    changed = dict(row)
+    for name in names:
+        changed[name] = tuple(row[name])
+    return changed
+
+
 def parse_message(text: str) -> RankMessage | None:
     """Parse a message, or return None if it is invalid or has another version."""
     try:
@@ -294,20 +302,14 @@ def parse_message(text: str) -> RankMessage | None:
             return None
         end = row.pop("end")
         decision = row.pop("decision")
-        row["heard"] = {
-            rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()
-        }
-        row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
-        return RankMessage(
-            **row,
-            end=None
-            if end is None
-            else RankEnd(**end | {name: tuple(end[name]) for name in ("patches", "own_files")}),
-            decision=None
-            if decision is None
-            else Decision(
-                **decision | {name: tuple(decision[name]) for name in ("patches", "silent", "gone")}
-            ),
-        )
+        for rank, (nonce, at_s) in row["heard"].items():
+            row["heard"][rank] = (str(nonce), float(at_s))
+        row["host"] = tuple(row["host"])
+        row["pid"] = tuple(row["pid"])
+        if end is not None:
+            end = RankEnd(**_with_tuples(end, "patches", "own_files"))
+        if decision is not None:
+            decision = Decision(**_with_tuples(decision, "patches", "silent", "gone"))
+        return RankMessage(**row, end=end, decision=decision)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -241,14 +241,14 @@ def detect_rank(environ: Mapping[str, str], *, is_one_job: bool = False) -> Rank
     """
     for row in _rows():
         needed = (*row.get("needs", ()), *(() if is_one_job else row.get("one_job", ())))
-        rank, size = (_count(environ.get(row[name])) for name in ("rank", "size"))
-        if rank is None or size is None or not all(environ.get(name) for name in needed):
+        rank = _count(environ.get(row["rank"]))
+        size = _count(environ.get(row["size"]))
+        if rank is None or size is None or not all(map(environ.get, needed)):
             continue
         if size < (1 if is_one_job else 2) or rank >= size:
             return None
-        local_rank, local_size = (
-            _count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size")
-        )
+        local_rank = _count(environ.get(row.get("local_rank", "")))
+        local_size = _count(environ.get(row.get("local_size", "")))
         store = row.get("store", {})
         return RankIdentity(
             rank,
@@ -259,7 +259,7 @@ def detect_rank(environ: Mapping[str, str], *, is_one_job: bool = False) -> Rank
             local_size,
             environ.get("MASTER_ADDR") or None,
             _count(environ.get("MASTER_PORT")),
-            bool(store) and all(environ.get(name) == value for name, value in store.items()),
+            bool(store) and store.items() <= environ.items(),
             row.get("again", {}),
         )
     return None
