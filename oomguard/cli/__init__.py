@@ -102,7 +102,7 @@ _COMMANDS: Final = {
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "contribute": (
         "oomguard.cli.contribute",
-        "Write the figures of a start as an anonymous record to contribute.",
+        "Write the figures of an engine start as an anonymous record to share.",
     ),
 }
 # Commands of the first section of the help page; all others are in the second.

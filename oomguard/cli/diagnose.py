@@ -303,12 +303,12 @@ def command(
     """Explain why memory ran out: each failure with its numbers, its cause and what to do.
 
     PATH is a log, a memory snapshot of torch, a folder, a pattern, an s3:// or gs:// address, or -
-    for standard input. oomguard reads all files in a folder and the logs in its sub-folders, also
-    compressed ones.
+    for standard input. In a folder, oomguard reads all files, and the logs in sub-folders. Any of
+    them may be compressed.
 
-    Exit status: 0 after success. 1 with --exit-code if an input shows an out-of-memory failure. 2
-    after a usage error, an unreadable or damaged input, or a full disk. All other inputs are read
-    first.
+    Exit status: 0 after success, or with --exit-code 1 if an input shows an out-of-memory failure.
+    2 after a usage error, an unreadable or damaged input, or a full disk. oomguard skips an input
+    that it cannot read, and reads all others.
     """
     from oomguard.cli.inputs import RenderOptions
 

@@ -84,11 +84,11 @@ def command(
     OLD is the log of a start that worked, and NEW the log of a start that failed. One of them may
     be - for standard input. Both may be compressed.
 
-    With --upgrade OLD and NEW are versions of vLLM, and MODEL and its options are those of plan:
-    the table shows what the versions' defaults and accounting change for this model.
+    With --upgrade, OLD and NEW are versions of vLLM, and MODEL takes the options of oomguard plan.
+    The table then shows how the two versions' defaults and memory accounting differ for this model.
 
-    Exit status: 0 after success, 1 with --exit-code if anything differs, 2 after a usage error or
-    if an input is unreadable or contains no engine start.
+    Exit status: 0 after success, or with --exit-code 1 if anything differs. 2 after a usage error,
+    or if an input is unreadable or contains no engine start.
     """
     if upgrade:
         return _compare_versions(old, new, start, form, color, exit_code=exit_code)

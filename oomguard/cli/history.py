@@ -197,7 +197,7 @@ def deliver_waiting(place: Location | None) -> int:
         f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}"
     )
     if delivered.writing:
-        click.echo(f"left to runs that still write: {delivered.writing}")
+        click.echo(f"not delivered yet, because their runs still write: {delivered.writing}")
     for path, why in (delivered.left or {}).items():
         click.echo(f"oomguard: not delivered: {path}: {why}", err=True)
     if delivered.left:

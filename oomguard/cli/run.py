@@ -512,7 +512,7 @@ JOURNAL_BUSY_S: Final = 1.0
     "--step-recovery/--no-step-recovery",
     default=True,
     show_default="--step-recovery",
-    help="Let a vLLM engine survive a step that runs out of memory; only the request fails.",
+    help="Keep a vLLM engine alive if one step runs out of memory; only its requests fail.",
     group=CHANGES,
 )
 @option(
@@ -565,7 +565,7 @@ JOURNAL_BUSY_S: Final = 1.0
     default="auto",
     show_default="auto: 2 GiB or 4% in a container, or if the GPU shares host memory",
     metavar="SIZE",
-    help="Stop the command before less host memory than SIZE is left (0 turns this off).",
+    help="Stop the command before the free host memory falls below SIZE (0 = never).",
     group=LIMITS,
     example="4GiB",
 )
@@ -587,7 +587,7 @@ JOURNAL_BUSY_S: Final = 1.0
     "--pty/--no-pty",
     default=True,
     show_default="--pty",
-    help="Give the command its own terminal if oomguard runs on one, or use pipes.",
+    help="Give the command a terminal of its own if oomguard runs on one; otherwise use pipes.",
 )
 @option(
     "--log-format",
@@ -632,9 +632,9 @@ def command(
     By default oomguard makes changes that keep outputs the same. It lowers capacity only for
     settings that you did not set. It never changes outputs unless you allow it.
 
-    Exit status: the command's own, or 128+n after signal n. It is 1 instead of 0 if the engine's
-    log says that the engine died, or if a full disk lost output. It is 125 if the command could
-    not start, and 126 or 127 as in a shell.
+    Exit status: the command's own, or 128+n after signal n. oomguard exits with 1 instead of 0 if
+    the engine's log says that the engine died, or if output was lost on a full disk. It exits with
+    125 if the command could not start, and with 126 or 127 as a shell does.
     """
     if not argv:
         raise UsageError("no command to run", hint="for example: oomguard run -- python script.py")

@@ -940,7 +940,7 @@ class Probes:
         try:
             HttpPort(listening, Handler).serve_forever()
         except OSError as error:
-            get_logger().warning("probes are no longer answered", reason=str(error))
+            get_logger().warning("oomguard no longer answers probes", reason=str(error))
 
 
 # Notify systemd when the server is ready, alive or stopping (sd_notify(3)).
@@ -1058,7 +1058,8 @@ class SystemdNotifier:
                 # No problem is known, and without a message the watchdog would end the server.
                 if not self._has_failed:
                     get_logger().warning(
-                        "systemd gets fewer messages", reason=f"{type(error).__name__}: {error}"
+                        "oomguard sends systemd only the watchdog signal",
+                        reason=f"{type(error).__name__}: {error}",
                     )
                 self._has_failed = True
                 self._pulse()

@@ -312,7 +312,7 @@ class RankSupport:
         """
         if self._job is not None:
             get_logger().warning(
-                "ignored --reuse: this is one of several ranks, and all must begin alike"
+                "ignored --reuse: this is one of several ranks, and all must begin with the same settings"
             )
         return self._job is None
 
@@ -369,7 +369,7 @@ def ranks_options(function: F) -> F:
                 "--world-size",
                 type=Count(1),
                 help="Number of ranks, each started with its own oomguard run.",
-                show_default="from the launcher, as --rank",
+                show_default="from the launcher",
                 group=RANKS,
                 example="2",
             ),
@@ -377,8 +377,8 @@ def ranks_options(function: F) -> F:
                 "--rendezvous",
                 metavar="WHERE",
                 help=(
-                    "Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
-                    "of rank 0, ray, or none."
+                    "Place where the ranks agree on a change: a folder that all ranks see, "
+                    "tcp://HOST:PORT of rank 0, ray, or none."
                 ),
                 show_default="MASTER_ADDR:MASTER_PORT, or on one host a temporary folder",
                 group=RANKS,
@@ -429,7 +429,7 @@ def serving_options(function: F) -> F:
                 default="no",
                 show_default=True,
                 help=(
-                    "Restart the command unchanged after a hang or a failure that is not an "
+                    "Restart the command unchanged after a hang, or after a failure other than "
                     "out-of-memory."
                 ),
                 group=SERVERS,
@@ -643,8 +643,8 @@ def scheduler_options(function: F) -> F:
                 default="own",
                 show_default=True,
                 help=(
-                    "Exit with the command's own status, or one by cause: 90 out of memory, 91 GPU "
-                    "memory held by others, 92 hung."
+                    "Exit with the command's own status, or with one that shows the cause: 90 out "
+                    "of memory, 91 other processes hold the GPU memory, 92 hung."
                 ),
                 group=SCHEDULERS,
             ),
@@ -660,8 +660,8 @@ def scheduler_options(function: F) -> F:
                 default=0,
                 show_default=True,
                 help=(
-                    "Requeue the SLURM job up to N times if it ran out of memory and a change "
-                    "is left."
+                    "Requeue the SLURM job up to N times if it ran out of memory and oomguard "
+                    "still has a change to try."
                 ),
                 group=SCHEDULERS,
                 example="2",
@@ -775,7 +775,7 @@ def _probes(text: str, health: Health | None) -> AttemptHook | None:
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning(
-            "probes are not answered; the run continues without them",
+            "oomguard cannot answer probes; the run continues without them",
             address=str(address),
             reason=reason,
         )

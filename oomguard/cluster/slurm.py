@@ -335,7 +335,7 @@ class RunInJob:
         log = get_logger()
         if self._job.restarts >= self._most:
             log.warning(
-                "the job is not requeued: no requeue is left",
+                "did not requeue the job: it was requeued as often as --slurm-requeue permits",
                 restarts=self._job.restarts,
                 of=self._most,
             )

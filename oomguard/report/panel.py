@@ -141,13 +141,11 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
     for section in (why, others, evidence):
         if section:
             lines += [blank, *section]
-    spare = MOST_LINES - len(lines) - len(bar) - len(foot)
-    for part in (bar, foot):  # blank lines only if they leave the panel short
-        if part and spare > 0:
-            lines.append(blank)
-            spare -= 1
-        lines += part
-    return lines
+    # The bar gets a blank line if it leaves the panel short. The foot, which begins with a bold
+    # heading, needs none.
+    if bar and len(lines) + len(bar) + len(foot) < MOST_LINES:
+        lines.append(blank)
+    return [*lines, *bar, *foot]
 
 
 def _hung(text: str, options: PanelOptions, *, first: str = "", rest: str = _MARGIN) -> list[Text]:

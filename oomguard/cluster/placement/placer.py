@@ -583,7 +583,7 @@ class Placer:
                 for one in reversed(everywhere):
                     if one.index == place.index and one.cannot:
                         why = one.cannot
-                get_logger().warning(f"{place.shown} is left", reason=why)
+                get_logger().warning(f"no longer using {place.shown}", reason=why)
                 return False
         places = tuple(now[place.key] for place in taken.places)
         has_moved = False
@@ -600,7 +600,7 @@ class Placer:
                 gets = "it gets the devices of --gpus, even if other processes use them"
             else:
                 gets = _GETS_EMPTY
-            get_logger().info(f"its memory need is unknown: {gets}", reason=need.unknown)
+            get_logger().info(f"the command's memory need is unknown: {gets}", reason=need.unknown)
 
     def _tell_once(self, everywhere: Sequence[DeviceSlot], hides: str | None) -> None:
         log = get_logger()
@@ -791,7 +791,7 @@ class RunPlacement:
             return launch
         if self._taken.env:
             if (reason := why_not_reached(launch.argv)) is not None:
-                get_logger().warning("the chosen devices do not reach the program", reason=reason)
+                get_logger().warning("the command may not use the chosen devices", reason=reason)
             get_logger().info("placed", on=self._taken.shown, **self._taken.env)
         return replace(launch, env={**launch.env, **self._taken.env})
 

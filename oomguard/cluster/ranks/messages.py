@@ -46,7 +46,7 @@ class MessageFolder:
             if folder.name.startswith(OWN_NAME) and (
                 status.st_uid != os.geteuid() or status.st_mode & 0o022
             ):
-                raise PermissionError(errno.EPERM, "other users can write it", str(folder))
+                raise PermissionError(errno.EPERM, "other users can write to it", str(folder))
 
     def _make(self) -> None:
         for folder in (self.path.parent, self.path, self.here, self.there):
