@@ -90,7 +90,8 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
         except OSError as error:
             if not to_file:
                 raise
-            _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page is useless
+            # Half a page is useless.
+            _cut_back(str(output), 0 if form == "html" else whole_bytes)
             reason = error.strerror or error
             raise UsageError(
                 f"--output {printable_path(str(output))}: {reason}",
@@ -107,6 +108,7 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
 
 def _cut_back(output: str, size_bytes: int) -> None:
     """Cut a file back to its complete texts; remove the file if there are none."""
+    # The disk is full, so removing the file may fail too; the first error is the one to show.
     with contextlib.suppress(OSError):
         if stat.S_ISREG(Path(output).stat().st_mode):
             os.truncate(output, size_bytes) if size_bytes else Path(output).unlink()
@@ -135,6 +137,7 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
         ) from None
 
 
+# Only a diagnosis has an HTML page.
 _FORMS: Final = (*FORMS, "html")
 _FORM_BY_SUFFIX: Final = {
     ".json": "json",
@@ -476,7 +479,8 @@ def _follow(path: str, work: RenderOptions, write: Callable[[str], None]) -> boo
             click.echo(f"oomguard: {text}", err=True)
 
     found = False
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end of --follow
+    # Ctrl-C is the normal end of --follow.
+    with contextlib.suppress(KeyboardInterrupt):
         for oom in follow_input(path, InputRenderer(work), write, write_line):
             found = found or oom
     return found
@@ -546,7 +550,8 @@ def _events(path: str) -> Iterator[Event]:
             yield from follow_stream(pipe)
         return
     if not stat.S_ISREG(mode):
-        open_log(path).close()  # this reports why it is not a log
+        # This reports why it is not a log.
+        open_log(path).close()
     yield from follow(path)
 
 
@@ -600,7 +605,8 @@ class _Reading:
             data = b""
         if self._splitter is not None:
             self._push(data)
-            if not self._wide:  # half of a two-byte character must wait for its other half
+            # Half of a two-byte character must wait for its other half.
+            if not self._wide:
                 self._push(b"", final=True)
 
     def new(self, *, is_quiet: bool) -> Diagnosis:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from oomguard.probe.nvml import Device
 
 
+# Another process may write the journal just now. A check does not wait longer for it.
 _BUSY_S: Final = 2.0
 
 
@@ -135,6 +136,7 @@ def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name) or _UNKNOWN_VERSION
     except metadata.PackageNotFoundError:
+        # An engine that is not installed is no problem.
         return None
     except Exception:  # noqa: BLE001
         # metadata of a broken installation can raise any exception
@@ -173,6 +175,7 @@ def _oldest_versions() -> dict[str, str]:
     from packaging.requirements import InvalidRequirement, Requirement
 
     oldest: dict[str, str] = {}
+    # Without metadata, as in a checkout on PYTHONPATH, no version is known to be too old.
     with contextlib.suppress(metadata.PackageNotFoundError, InvalidRequirement):
         for row in map(Requirement, metadata.requires("oomguard") or ()):
             for spec in row.specifier:
@@ -189,7 +192,8 @@ def _at_least(version: str, oldest: str) -> bool:
     try:
         return Version(version) >= Version(oldest)
     except InvalidVersion:
-        return True  # a custom build; nothing is known against it
+        # A custom build; nothing is known against it.
+        return True
 
 
 def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -> Check:
@@ -394,6 +398,7 @@ def known_variables(ctx: click.Context) -> frozenset[str]:
 
 
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "unknown": "yellow", "problem": "bold red"}
+# The longest mark, "problem", and two spaces.
 _MARK_COLUMNS: Final = 9
 
 

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from oomguard.rules.rule_files import RuleSet
 
 _CODE: Final = re.compile(r"[A-Za-z]+[ -]?\d+")
+# Longer lines are hard to read.
 _MAX_COLUMNS: Final = 100
+# A pasted traceback would push the hint off the screen.
 _MOST_QUOTED_CHARS: Final = 60
+# More names are a list to read, not a suggestion.
 _MOST_NEAR: Final = 3
 
 

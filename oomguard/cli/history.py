@@ -255,6 +255,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+# As many as fit on a screen with their failures.
 _DEFAULT_LIMIT: Final = 20
 LEARNED: Final = "Learned settings"
 # Mode -> the options that select it, and the options that it uses. The first mode with a given
@@ -511,7 +512,8 @@ def _print_original(path: Location | None, number: int | None) -> int:
         )
     line, notes = to_paste(_run(path, number))
     click.echo(line)
-    for note in notes:  # standard output contains only the command
+    # Standard output contains only the command.
+    for note in notes:
         click.echo(f"oomguard: {note}", err=True)
     return 0
 

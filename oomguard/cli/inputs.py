@@ -142,7 +142,8 @@ class InputRenderer:
         if work.model is not None:
             from oomguard.estimate.model.files import find_model
 
-            find_model(work.model)  # raises now, not once for every log
+            # Raises now, not once for every log.
+            find_model(work.model)
 
     def diagnose(
         self,
@@ -333,10 +334,12 @@ class OnePage:
 
 # The most finished results that wait for an earlier input.
 AHEAD: Final = 256
+# A bar that is drawn more often slows a fast disk down.
 PROGRESS_S: Final = 0.1
 # Starting a worker takes as long as reading this many bytes of plain text. Compressed bytes are
 # more work.
 START_BYTES: Final = 64 << 20
+# A compressed byte becomes several bytes of text, and a slow format costs most.
 _WORK_PER_BYTE: Final = {".zst": 8, ".gz": 24, ".xz": 48, ".bz2": 96}
 
 
@@ -431,7 +434,8 @@ class _Pool:
             try:
                 worker.pipe.send(path)
             except OSError:
-                if idle:  # the worker died while it was idle, so another one takes the input
+                # The worker died while it was idle, so another one takes the input.
+                if idle:
                     self._reap(worker)
                     continue
             worker.index = index
@@ -449,6 +453,8 @@ class _Pool:
             try:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
+                # The worker died, for example because the kernel killed it. Its input gets a
+                # message, and the others continue.
                 self._busy.remove(worker)
                 yield (
                     worker.index,
@@ -554,6 +560,7 @@ def main() -> None:
         pipe.send(outcome)
 
 
+# Smaller inputs are read before a bar would be useful.
 BIG_BYTES: Final = 64 << 20
 # Removing and redrawing the bar costs a millisecond, too much for each of thousands of lines.
 PRINT_S: Final = 0.1
@@ -659,7 +666,9 @@ class ReadingProgress:
 
 # Limits of a batch. Each CPU gets several batches, so that all CPUs end at about the same time.
 BATCH_BYTES: Final = 24 << 20
+# The overhead of a task on the cluster then stays small for small files.
 BATCH_INPUTS: Final = 128
+# Several batches for each CPU even out inputs of different cost.
 _BATCHES_PER_CPU: Final = 8
 
 
@@ -731,7 +740,8 @@ def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | 
                 "clone"
             ),
         )
-    with contextlib.suppress(OSError):  # without the folder, no relative path is found either
+    # Without the folder, no relative path is found either.
+    with contextlib.suppress(OSError):
         os.chdir(common.folder)
     renderer = _renderer(common.work)
     outcomes: list[RenderedInput | None] = []

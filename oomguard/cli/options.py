@@ -109,7 +109,8 @@ class GroupedCommand(click.Command):
         try:
             return super().parse_args(ctx, words)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click's parser does not know the command
+            # click's parser does not know the command.
+            error.ctx = error.ctx or ctx
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -290,6 +291,7 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PARTS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
 _PART: Final = re.compile(r"([0-9.]+)([smhdw])")
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,3})?|\.[0-9]+")
+# About 31 years. Python's locks reject times that are much longer.
 _LONGEST_S: Final = 10**9
 
 
@@ -469,7 +471,8 @@ class CommandAfterDashes(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read our own options, and remember how the user wrote them."""
-        if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
+        # A shell completes a word of an unfinished line.
+        if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         has_dashes = "--" in args
         if has_dashes:
@@ -642,6 +645,7 @@ def output_options(function: F) -> F:
 
 
 _OLD_FORMS: Final = {"markdown": "md", "table": "terminal"}
+# The first form is the default.
 FORMS: Final = ("terminal", "json", "md")
 
 
@@ -783,6 +787,7 @@ class Count(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
+            # click's own message does not name the limits.
             pass
         if self.max is None:
             rule = f"of at least {self.min}"

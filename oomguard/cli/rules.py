@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oomguard.rules.signature import Signature
 
 _INDEX: Final = "README.md"
+# Longer lines are hard to read.
 _MAX_COLUMNS: Final = 100
 # A page has a few kilobytes. A larger file was not written by this command.
 _MAX_PAGE_BYTES: Final = 1 << 20

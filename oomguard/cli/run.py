@@ -274,12 +274,14 @@ class Errors:
 
     def write(self, text: str) -> int:
         """Write as much as possible; return the length of the text."""
+        # Standard error may be closed or have no reader. The command must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush as much as possible."""
+        # The same for what is still in the buffer.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.flush()
 
@@ -429,6 +431,7 @@ class SnapshotRequest:
         folder = self._path.parent
         stem = self._path.stem
         suffix = self._path.suffix
+        # The folder may be gone after the run, and then there is no snapshot.
         with contextlib.suppress(OSError):
             files = []
             for file in folder.iterdir():
@@ -441,7 +444,8 @@ class SnapshotRequest:
         """Return the names of these files with their modification times."""
         found = set()
         for file in self.files():
-            with contextlib.suppress(OSError):  # the file is gone
+            # The file is gone.
+            with contextlib.suppress(OSError):
                 found.add((file.name, file.stat().st_mtime_ns))
         return found
 
@@ -462,7 +466,8 @@ def changes_to_reuse(
     from oomguard.analyst.warm_start import known_changes
     from oomguard.journal.queries import open_journal
 
-    if isinstance(place, Path) and not place.exists():  # this run creates the journal
+    # This run creates the journal.
+    if isinstance(place, Path) and not place.exists():
         return known_changes(launch, policy, lambda: nullcontext(None))
     return known_changes(launch, policy, lambda: open_journal(place, busy_s=_BUSY_S))
 
@@ -669,7 +674,8 @@ def command(
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        link.options["host_reserve_bytes"] = 0  # the outer run watches
+        # The outer run watches.
+        link.options["host_reserve_bytes"] = 0
     choices = choices.check(is_inside=outer is not None)
     if outer is None:
         if max_relaunches is not None:
@@ -735,7 +741,8 @@ def command(
             outcome = run_attempts(supervision, link, ctx, metrics, is_inner=outer is not None)
         outcome = support.classify(outcome)
         support.report_end(outcome)
-        if support.is_reporter:  # of several ranks one does, and the others end after it
+        # Of several ranks one does, and the others end after it.
+        if support.is_reporter:
             _report_everywhere(outcome, support, snapshot_request, report)
             _show_attempts(outcome, color, quiet=quiet)
             support.requeue(outcome)

@@ -22,9 +22,9 @@ from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
+    from oomguard.analyst.attempt_hooks import DeviceAssignment
     from oomguard.analyst.link import ReceivedSignals
-    from oomguard.analyst.outcome import Outcome, TerminationReason
+    from oomguard.analyst.outcome import Outcome
     from oomguard.cli.run import RunSetup
     from oomguard.cluster.health import Health, SystemdNotifier
     from oomguard.cluster.ranks.coordinator import RankCoordinator
@@ -117,7 +117,8 @@ def placement_options(function: F) -> F:
     ) -> Any:
         source = click.get_current_context().get_parameter_source("wait")
         if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
-            wait = None  # a configuration file applies to runs with and without --gpus
+            # A configuration file applies to runs with and without --gpus.
+            wait = None
         return function(
             *args,
             placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()),
@@ -163,6 +164,7 @@ def placement_options(function: F) -> F:
     )
 
 
+# NCCL's own watchdog needs longer, so the ranks agree before it ends them.
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
 # A rank that is ended for another one gets this part of the time; the rest is for the agreement.
 _GRACE_RATIO: Final = 1 / 3
@@ -249,12 +251,15 @@ class RanksOptions:
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
-        if own.size == 1:  # a script that starts N ranks may start only one
+        # A script that starts N ranks may start only one.
+        if own.size == 1:
             return None
         claim = RankLock(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
             claim.take()
         except UsageError as error:
+            # A launcher's variables may describe a place that does not work here. Only the user's
+            # own option is an error.
             if self.rendezvous is not None:
                 raise
             get_logger().error(
@@ -312,7 +317,7 @@ class RankSupport:
         """
         if self._job is not None:
             get_logger().warning(
-                "ignored --reuse: this is one of several ranks, and all must begin with the same settings"
+                "ignored --reuse, because all ranks of a job must begin with the same settings"
             )
         return self._job is None
 
@@ -398,6 +403,7 @@ def ranks_options(function: F) -> F:
     )
 
 
+# A long prefill on a large model takes minutes without a token.
 DEFAULT_HANG_AFTER_S: Final = 300.0
 SERVERS: Final = "Servers"
 # A server that restarts for weeks has a limit per hour, but none in total by default.
@@ -605,6 +611,7 @@ class ServerSupport:
 
 
 _BY_CAUSE: Final = "by-cause"
+# SLURM counts its restarts from 0.
 _FIRST: Final = "0"
 SCHEDULERS: Final = "Schedulers"
 

@@ -158,7 +158,8 @@ class BudgetBar:
 
     def _marks(self, parts: tuple[BarSegment, ...]) -> list[str]:
         """Return one pattern for each part, because a color alone does not distinguish enough."""
-        if not self.budget.device_total_bytes:  # without a bar there is nothing to distinguish
+        # Without a bar there is nothing to distinguish.
+        if not self.budget.device_total_bytes:
             return ["-"] * len(parts)
         fixed = {FREE: "░", REST: "·"}
         patterns = _PATTERNS
@@ -187,7 +188,8 @@ class BudgetBar:
         fits_on_line = width - len(end) >= BAR_CELLS // 3
         room = min(BAR_CELLS, width - len(end) if fits_on_line else width)
         line = Text(no_wrap=True)
-        if self.ascii_only:  # a rest drawn as blanks needs an edge
+        # A rest drawn as blanks needs an edge.
+        if self.ascii_only:
             room -= 2
             line.append("|")
         for part, mark, count in zip(parts, marks, cells(parts, room), strict=True):
@@ -231,7 +233,8 @@ class BudgetBar:
                 if column:
                     line.append(" " * 2 * _GAP)
                 line.append(marks[place], style=_style(part, colored=colored))
-                if is_narrow:  # too narrow for columns, so the line may wrap
+                # Too narrow for columns, so the line may wrap.
+                if is_narrow:
                     line.append(f" {name} {size} {share}".rstrip())
                     continue
                 _, names, sizes, shares = widths[column]

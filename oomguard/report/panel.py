@@ -134,7 +134,8 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
     room = None
     if not options.full:
         room = _MOST_OPTIONS
-    if is_limited:  # the heading of the options and the count of the others take a line each
+    # The heading of the options and the count of the others take a line each.
+    if is_limited:
         room = min(_MOST_OPTIONS, max(1, left - len(why) - 2))
     others = _other_options(incident, options, room)
     lines: list[RenderableType] = [*head]
@@ -325,7 +326,8 @@ def _other_options(incident: Incident, options: PanelOptions, room: int | None) 
     if not rows:
         return []
     if room is not None and len(rows) == room + 1:
-        room += 1  # a line for the last option instead of a line that says it is left out
+        # A line for the last option instead of a line that says it is left out.
+        room += 1
     shown = rows[:room]
     lines = _hung("Other options:", options)
     lines[0].stylize("bold")
@@ -462,7 +464,8 @@ def _place_of(fact: Fact, text: str) -> tuple[int, int] | None:
             continue
         has_unit = figure.group()[-1].isalpha()
         if fact.name.endswith("_bytes") and not has_unit and value < MIB:
-            continue  # a number of something else
+            # A number of something else.
+            continue
         if abs(value - fact.value) <= max(fact.slack, _SAME_RATIO * abs(fact.value)):
             return figure.span()
     return None
@@ -536,7 +539,8 @@ def _foot(incident: Incident, options: PanelOptions) -> list[Text]:
     """Return how to find an open cause, and where to read more."""
     lines: list[Text] = []
     unknown = incident.unknown
-    if not options.full:  # a new wording is worth a line, missing numbers are not
+    # A new wording is worth a line, missing numbers are not.
+    if not options.full:
         unknown = unknown[: int(incident.certainty_ratio is not None)]
     if unknown:
         lines += _headed("Unknown", " ".join(unknown), options)

@@ -385,7 +385,8 @@ def _args(row: SeenCall) -> dict[str, Any]:
 
 def _slice_events(slices: list[_Slice]) -> Iterator[dict[str, Any]]:
     """Yield the slices, which are sorted by start, on tracks in which all slices nest."""
-    tracks: list[list[float]] = []  # the ends of the open slices of each track
+    # The ends of the open slices of each track.
+    tracks: list[list[float]] = []
     for one in slices:
         for open_ends in tracks:
             while open_ends and open_ends[-1] <= one.began:

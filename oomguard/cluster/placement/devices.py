@@ -21,6 +21,7 @@ from oomguard.probe.nvml import Gpu, Survey
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
+# CUDA, Docker's NVIDIA runtime and SLURM each have their own word for no device.
 _NONE: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 # The driver itself uses some memory of an empty device, at most the larger of these two. 5% would
 # be too much: oomguard would mistake a hidden neighbor of 4 GiB for the driver.

@@ -116,6 +116,7 @@ def inspect_devices(folder: LeaseFolder, environ: Mapping[str, str]) -> DeviceOv
         limit = apply_visible_devices(places, environ)
         wrong = None
     except UsageError as error:
+        # The overview shows all devices, together with the reason why the mask is invalid.
         limit = DeviceMask(places)
         wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)

@@ -204,6 +204,7 @@ class QueueTicket:
         self.name = f"{_BEGINS}{time.monotonic_ns():020d}-{os.getpid()}"
         self._lock: LockFile | None = None
         if folder.why_off is None:
+            # Without a ticket the start still works, but it may have to wait longer.
             with contextlib.suppress(OSError):
                 self._lock = folder.lock(self.name)
                 self._lock.take()
@@ -234,6 +235,7 @@ def earlier_starts(folder: LeaseFolder, own: QueueTicket | None) -> Iterator[Que
     try:
         names = sorted(path.name for path in folder.path.glob(f"{_BEGINS}*.lock"))
     except OSError:
+        # No folder, so no other start waits.
         return
     for name in names:
         if own_name is not None and name >= own_name:
@@ -260,6 +262,7 @@ def _read_ticket(path: Path) -> QueuedStart | None:
                 return None
             record = lock.read()
     except OSError:
+        # The other start ended in the meantime.
         return None
     count = record.get("count")
     usable = record.get("usable")
@@ -685,6 +688,7 @@ def why_not_reached(argv: Sequence[str]) -> str | None:
     return None
 
 
+# Leases are held until the engine has its memory, so a late look costs others time.
 OUTPUT_POLL_S: Final = 0.25
 
 
@@ -787,7 +791,8 @@ class RunPlacement:
                 again = partial(self.placer.again, wait_s=min(wait_s, left_s), stays=self.pinned)
                 self._taken = again(self._taken, need, stopped)
         self._argv = launch.argv
-        if self._taken is None:  # the user stopped the wait, so nothing starts
+        # The user stopped the wait, so nothing starts.
+        if self._taken is None:
             return launch
         if self._taken.env:
             if (reason := why_not_reached(launch.argv)) is not None:
@@ -855,7 +860,8 @@ class RunPlacement:
         ):
             return incident
         began_s = time.monotonic()
-        self._release()  # a start that waits goes first
+        # A start that waits goes first.
+        self._release()
         try:
             self._next = self.placer.take(
                 self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s)
@@ -920,6 +926,7 @@ def _naming_the_deadline(wait_s: float | None, left_s: float) -> Iterator[None]:
     try:
         yield
     except PlacementError as error:
+        # Name the deadline only if it was the reason for the short wait.
         if wait_s is None or wait_s <= left_s or not error.is_for_now:
             raise
         hint = "set a later --deadline, or see who uses them: oomguard gpus"

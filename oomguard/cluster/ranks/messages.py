@@ -24,6 +24,7 @@ OWN_NAME: Final = ".oomguard-ranks-"
 _HERE: Final = "here"
 _THERE: Final = "there"
 _END: Final = ".json"
+# A message has a few kilobytes. Other users may be able to write the folder.
 _MOST_BYTES: Final = 4 << 20
 
 
@@ -68,7 +69,8 @@ class MessageFolder:
         Raises:
             OSError: the message cannot be written.
         """
-        self._make()  # the last rank of an earlier job may just have removed it
+        # The last rank of an earlier job may just have removed it.
+        self._make()
         partial = self.here / f"{rank}.{os.getpid()}"
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -121,6 +123,7 @@ class MessageFolder:
                     return known[1]
                 text = file.read(_MOST_BYTES).decode("utf-8", "replace")
         except OSError:
+            # The rank has not written yet, or it removed its message.
             return None
         self._seen[path] = state, text
         return text
@@ -312,4 +315,5 @@ def parse_message(text: str) -> RankMessage | None:
             decision = Decision(**_with_tuples(decision, "patches", "silent", "gone"))
         return RankMessage(**row, end=end, decision=decision)
     except (ValueError, TypeError, KeyError, AttributeError):
+        # Any program may have written the file, so every form must be expected.
         return None
