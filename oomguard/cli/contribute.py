@@ -51,6 +51,7 @@ def command(log: str, model: str | None, output: str | None) -> int:
         click.echo(line)
         return 0
     try:
+        # Append, because one file collects the records of several starts.
         with Path(output).open("a", encoding="utf-8") as stream:
             stream.write(f"{line}\n")
     except (OSError, ValueError) as error:

@@ -93,6 +93,7 @@ def command(
     if upgrade:
         return _compare_versions(old, new, start, form, color, exit_code=exit_code)
     if start:
+        # click would otherwise take an unknown option for a start.
         if start[0].startswith("-"):
             raise click.NoSuchOption(start[0], ctx=ctx)
         raise click.UsageError(f"Got unexpected extra argument ({start[0]})", ctx=ctx)

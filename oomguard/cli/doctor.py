@@ -103,6 +103,7 @@ def _counted(place: Location, hint: str) -> Check:
             "journal", "problem", f"oomguard cannot read the journal {place}: {why}", newer or hint
         )
     except ImportError as error:
+        # The shared journal needs a driver that is an extra.
         return Check(
             "journal", "problem", f"oomguard cannot read the journal {place}: {error}", hint
         )

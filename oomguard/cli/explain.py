@@ -69,12 +69,14 @@ def _page(text: str, rules: RuleSet) -> str:
 
     name = text.lower().replace("-", "_").replace(" ", "_")
     by_code = {rule.code.lower(): rule for rule in rules.rules}
+    # Codes come first: they are the shortest and cannot be part of a message.
     if name in by_code:
         return _rule_page(by_code[name], rules)
     if name in KINDS and name != "other":
         return kind_text(name, rules.rules)
     if name in {rule.cause for rule in rules.rules}:
         return cause_text(name, rules.rules)
+    # A misspelt code is no error message, so the search for messages would mislead.
     if _CODE.fullmatch(text):
         raise UsageError(f"no rule has the code {text!r}", hint=_near(text, rules))
 

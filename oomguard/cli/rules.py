@@ -140,6 +140,7 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
             if differing:
                 return 1
             return 0
+        # A page that this command did not write is the user's own file.
         kept = []
         for name in differing:
             if name not in there and (root / name).exists():

@@ -54,6 +54,7 @@ class PlacementOptions:
         Raises:
             UsageError: an option is invalid or needs ``--gpus``.
         """
+        # Without --gpus oomguard leaves the choice of devices to the command.
         if self.gpus is None:
             if self.wait_s is not None:
                 raise UsageError(

@@ -344,6 +344,7 @@ class RunInJob:
                 of=self._most,
             )
             return
+        # SLURM starts the same script again. The comment carries the changes to it.
         changes = {patch.setting: patch.change for patch in outcome.left}
         # Otherwise a warning was logged.
         if self._job.requeue():

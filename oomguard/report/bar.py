@@ -25,6 +25,7 @@ BLUE: Final = "color(63)"
 PURPLE: Final = "color(98)"
 MAGENTA: Final = "color(163)"
 GRAY: Final = "color(243)"
+# With fewer colors, two parts could look alike.
 _FEWEST_COLORS: Final = frozenset({"256", "truecolor"})
 
 # One color for each part, the same in every report: (terminal, light page, dark page).
@@ -124,7 +125,9 @@ def percent(ratio: float) -> str:
     return f"{value:.0f}%"
 
 
+# A longer bar is not more exact for the eye.
 BAR_CELLS: Final = 60
+# The columns of the legend need space between them.
 _GAP: Final = 2
 # Without color, the pattern distinguishes the parts.
 _PATTERNS: Final = "█▓▒▚▞▐▄▌"

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# Longer lines are hard to read.
 MAX_COLUMNS: Final = 100
 _NO_VALUE: Final = {"left alone": "not set", "not printed": "not printed"}
+# A value that the engine did not print, but that follows from printed ones.
 _SOLVED: Final = "~"
 _SOLVED_NOTE: Final = "~ follows from other figures"
+# The user compares these first, so equal values are shown too.
 _ALWAYS: Final = frozenset({"version", "budget", "capacity"})
 
 

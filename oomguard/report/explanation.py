@@ -17,7 +17,9 @@ from oomguard.rules.signature import Signature
 
 # The pages of `oomguard explain`, in Markdown for a terminal.
 
+# Enough to recognize one's own message. The docs page has all of them.
 _MOST_MESSAGES: Final = 5
+# A list item should stay on one line.
 _MESSAGE_CHARS: Final = 90
 # Status 137 and the like belong to the message; sizes and counts are examples.
 _FIGURE: Final = re.compile(r"\d+(?:\.\d+)? ?[KMG]i?B\b|\(\d+\)|\d{4,}|\d dummy")

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 # Show the attempts of a run: changes, results, and predicted compared with measured values.
 
+# A setting, an arrow and two values fit into this width.
 CHANGED_COLUMNS: Final = 24
+# On a narrower terminal the column of changes gets no fixed width.
 NARROW_COLUMNS: Final = 76
 # Facts in the table, with their labels.
 LABELS: Final = {
@@ -103,6 +105,7 @@ def reduction_sentence(attempts: Sequence[Attempt]) -> str | None:
     costs = []
     for attempt in attempts:
         for patch in attempt.patches:
+            # An output-preserving change takes nothing from the user, so it is not mentioned.
             if patch.effect < Effect.REDUCES_CAPACITY:
                 continue
             changes.append(f"{patch.setting} {patch.change}")
@@ -163,9 +166,11 @@ def _changed(attempt: Attempt) -> str:
     lines = []
     for patch in attempt.patches:
         arrow = ""
+        # Without an old value the change is only a value, and the arrow shows that it is new.
         if patch.old is None:
             arrow = "-> "
         lines.append(f"{patch.setting} {arrow}{patch.change}")
+        # A permission matters only if the change needed one.
         if patch.permitted_by is None or patch.effect == Effect.OUTPUT_PRESERVING:
             lines.append(f"({patch.effect})")
         else:
@@ -187,6 +192,7 @@ def checked(attempt: Attempt) -> str:
     for patch in attempt.patches:
         predicted |= patch.predicts
     lines = []
+    # Predicted figures come first, in the order of their patches.
     for name in dict.fromkeys([*predicted, *attempt.measured]):
         if name not in LABELS:
             continue
@@ -229,6 +235,7 @@ def to_paste(run: PastRun) -> tuple[str, list[str]]:
     with homes_kept():
         words = [_exact(word) for word in run.command]
     notes = []
+    # The line cannot run until the user fills in the secret.
     if any(MASK in word for word in words):
         notes.append(f"{MASK} replaces a secret or a prompt, which oomguard did not record")
     if any(map(_UNSEEN.search, words)):
@@ -272,12 +279,14 @@ def _quoted_rest(word: str) -> str:
 
 def _escaped(char: str) -> str:
     if _UNSEEN.match(char) and char not in _ESCAPED:
+        # A byte that is not UTF-8 arrives as one of these surrogates; others came from text.
         is_byte = "\udc80" <= char <= "\udcff"
         raw = char.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
         return "".join(f"\\x{byte:02x}" for byte in raw)
     return _ESCAPED.get(char, char)
 
 
+# Below this width a table would wrap each cell into many lines.
 _NARROW_COLUMNS: Final = 60
 _NOT_RECORDED: Final = "not recorded"
 _STYLES: Final = {
@@ -287,7 +296,9 @@ _STYLES: Final = {
     "stopped": "dim",
     NOT_ENDED: "dim",
 }
+# A table needs all of its rows to choose its widths, so many runs are printed in pages.
 _PAGE_RUNS: Final = 100
+# Date, hour and minute; seconds do not help to find a run.
 _MOMENT_CHARS: Final = 16
 
 
@@ -523,6 +534,7 @@ def _utc(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")
 
 
+# More names would make the column wider than the settings.
 _MOST_NAMED: Final = 3
 
 

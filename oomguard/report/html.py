@@ -50,6 +50,7 @@ from oomguard.report.snapshot import (
     title,
 )
 
+# The JSON names of the verdicts are no words for a page.
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
 _VIEWER: Final = (
     "To see the memory over time, open the snapshot in torch's viewer: drop it on "

@@ -15,6 +15,7 @@ from typing import Any, Final
 from oomguard.core.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
 from oomguard.core.presentable import masked, well_formed
 
+# Other programs read this. Keys may be added, but none is renamed or removed.
 SCHEMA: Final = 1
 # JSON allows these characters unescaped, but a terminal or a strict reader may not: DEL, C1
 # controls, changed text direction, lone surrogates.
@@ -99,6 +100,7 @@ def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(float(value))
     except OverflowError:
+        # An integer beyond a double has no JSON number that every reader accepts.
         return False
 
 

@@ -57,6 +57,7 @@ def to_markdown(diagnosis: Diagnosis) -> str:
             text += f"\n{_start(start)}"
     for device in shown.snapshot.devices if shown.snapshot else ():
         text += f"\n{_device(device)}"
+    # The note about an empty input repeats what the text already says.
     for note in shown.notes:
         if note != EMPTY:
             text += f"\n- note: {inline(note)}\n"
@@ -92,6 +93,7 @@ def code(text: str) -> str:
 def fenced(text: str) -> list[str]:
     """Return a text as a fenced block, with a fence longer than any backticks in it."""
     longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
+    # A fence must be longer than any run of backticks in the text.
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *text.split("\n"), fence]
 

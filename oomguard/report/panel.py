@@ -60,13 +60,16 @@ Commands = Mapping[str, str]
 MOST_LINES: Final = 24
 _COLUMNS: Final = 80
 _BLANK_LINES: Final = 3
+# With fewer options than this, the explanation is shortened instead.
 _LEAST_OPTIONS: Final = 2
 _MOST_OPTIONS: Final = 4
 _MARGIN: Final = "  "
 # The characters of the paragraph that says why: as a rule, and in a panel that is too long.
 _WHY_CHARS: Final = 260
 _SHORT_WHY_CHARS: Final = 120
+# The commands end here, so that the effects behind them form a column.
 _LEFT_COLUMNS: Final = 56
+# Longer commands leave no room for their effect, so the title is shown.
 _COMMAND_COLUMNS: Final = 48
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 # A sentence that continues the one before it.
@@ -129,6 +132,7 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
     foot = _foot(incident, options)
     is_limited = options.width >= _COLUMNS and not options.full
     left = MOST_LINES - len(head) - len(evidence) - len(bar) - len(foot) - _BLANK_LINES
+    # Options help more than a long explanation, which `explain` has in full.
     if is_limited and left - len(why) < _LEAST_OPTIONS + 2:
         why = _why(incident, options, _SHORT_WHY_CHARS)
     room = None
@@ -187,6 +191,7 @@ def _what_died(incident: Incident, options: PanelOptions) -> list[Text]:
 
 def _do_this(incident: Incident, options: PanelOptions) -> list[Text]:
     """Return the first action with the text to paste, and its cost."""
+    # An event that is no failure has no action.
     if not incident.actions:
         return []
     action = incident.actions[0]
@@ -195,10 +200,12 @@ def _do_this(incident: Incident, options: PanelOptions) -> list[Text]:
     if command is not None:
         lines.append(_command(command, options))
     elif action.why:
+        # Without a text to paste, the reason says which number is missing.
         lines += _hung(_sentences(action.why, _WHY_CHARS), options, first=_MARGIN)
     if action.cost:
         cost = _first_sentence(action.cost)
         lines += _hung(f"Cost: {cost[0].lower()}{cost[1:]}", options, first=_MARGIN)
+    # Only run could have applied it, so only there a reason is needed.
     if options.is_run and action.blocked_by:
         lines += _hung(f"Not done: {action.blocked_by}", options, first=_MARGIN)
     return lines

@@ -22,9 +22,11 @@ from oomguard.core.presentable import engine
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.remedy.actions import amount
 
+# A log of many workers would fill the line with their names.
 _SHOWN_NAMES: Final = 6
 # oomguard shows two causes as one decision if their confidences differ by less.
 CLOSE_CONFIDENCE: Final = 0.1
+# A second cause that is less likely than this would only distract.
 LIKELY_CONFIDENCE: Final = 0.4
 # Facts of a start that identify the model and how it ran; effective settings follow them.
 _NOTED_FACTS: Final = (
@@ -85,9 +87,11 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
     )
 
 
+# The first line of each kind of failure is data: a new engine needs only a new row.
 _FIRST_LINE: Final = Path(__file__).with_name("first_line.toml")
-# A word such as "One", whose first letter is small inside a sentence; "CUDA" and "vLLM" stay.
+# A message may be a page long.
 _MESSAGE_CHARS: Final = 120
+# A word such as "One", whose first letter is small inside a sentence; "CUDA" and "vLLM" stay.
 _WORD: Final = re.compile(r"[A-Z][a-z]*\b")
 
 
@@ -112,11 +116,13 @@ def what_died(incident: Incident) -> str:
     engine_name = framework_name(incident.framework)
     begins = row["text"].format(engine=engine_name)
     figures = incident.headline
+    # An unknown wording has no headline, so the message itself is shown.
     if incident.kind == "other":
         figures = shortened(incident.message, _MESSAGE_CHARS)
     if not begins:
         return figures
     if incident.kind != "other":
+        # The sentence has one colon, after the program.
         figures = figures.replace(": ", ", ", 1)
     if _WORD.match(figures):
         figures = figures[0].lower() + figures[1:]

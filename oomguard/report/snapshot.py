@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")
+# The tables must fit on a screen. The JSON contains all rows.
 SHOWN_GROUPS: Final = 8
 SHOWN_STACKS: Final = 8
+# torch writes a snapshot on request, so the allocator may have gone on after the failure.
 _UNDONE: Final = (
     "The snapshot was taken {events} later. oomguard undid them, so the blocks are those at the "
     "failure."
@@ -32,6 +34,7 @@ _LATER: Final = (
     "The snapshot was taken {events} later, and oomguard could not undo them. The blocks are those "
     "at the snapshot, so they do not explain the failure."
 )
+# Recording stacks is optional in torch, and C++ threads have no Python stack.
 NO_STACK: Final = "no Python stack (not recorded, or a C++ thread such as autograd's)"
 
 

@@ -96,6 +96,7 @@ def attempts(row: SeenCall) -> str:
 
 # CSV: sizes are in bytes, and an unknown size is empty.
 
+# One flat table for spreadsheets: first the call, then one counter of it.
 _OF_CALL: Final = (
     "kind",
     "what",
@@ -117,6 +118,7 @@ _OF_USE: Final = (
     "peak_is_sampled",
 )
 ROWS: Final = (*_OF_CALL, *_OF_USE, "attempts", "error")
+# A spreadsheet runs a cell that begins with one of these as a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 SAMPLES: Final = ("seconds", "device", "counter", "bytes")
 
@@ -186,7 +188,9 @@ def _cell(value: Any) -> Any:
 
 # The plot has a panel for each device, with counters, limit, calls, failures and marks.
 
+# With more events, a plot is only a block of color.
 _MOST_ROWS: Final = 400
+# A longer label would leave the panel.
 _LABEL_CHARS: Final = 40
 
 
@@ -321,6 +325,7 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
 
 # Chrome trace JSON opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
+# The format wants a process for each event. The number does not matter.
 _PROCESS = {"pid": 1}
 
 
@@ -413,6 +418,7 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
+# A loop may call generate thousands of times.
 MOST_ROWS: Final = 20
 _MEMORY: Final = ("memory", "before", "peak", "after", "limit")
 _CALLS: Final = ("call", "rows", "tokens", "time", "before", "peak", "after", "attempts")
