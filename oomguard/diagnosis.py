@@ -231,8 +231,7 @@ def assess(
 
         derived = with_allocation(derived, model, local=local_models)
     if local_models or model is not None:
-        from oomguard.estimate.start.failed_start import with_exact_weights
-        from oomguard.estimate.start.kv_shortfall import with_exact_need
+        from oomguard.estimate.start.failed_start import with_exact_need, with_exact_weights
         from oomguard.remedy.from_estimate import failure_model
 
         derived = with_exact_need(with_exact_weights(derived, model), model)

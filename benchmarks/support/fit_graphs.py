@@ -1,7 +1,7 @@
 """What CUDA graphs take, fitted on published starts: constants for all versions, a factor of each
 span of versions, and one of Blackwell.
 
-The model is ``ratio x (sum of count x constant) + buffers`` (cuda_graphs.py, graph_buffers.py). Its
+The model is ``ratio x (sum of count x constant) + buffers`` (fixed_parts.py). Its
 logarithm is fitted, by steps of Gauss and Newton whose weights fall with the residual, so that no
 start that printed something else pulls at it; all is drawn to the same size of each term, and
 factors to one. A start that may have an old driver counts as one where that is clearly nearer.

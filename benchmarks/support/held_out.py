@@ -10,7 +10,7 @@ from typing import Any
 
 from oomguard.core.facts import GIB
 from oomguard.estimate import constants
-from oomguard.estimate.start import cuda_graphs, defaults, non_torch, start_budget
+from oomguard.estimate.start import encoder_profile, fixed_parts, start, start_budget
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
 from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
@@ -53,9 +53,9 @@ def with_counts(row: Row) -> Row | None:
     to; None where there is no plan.
     """
     seen: dict[str, Any] = {}
-    counted = cuda_graphs.cuda_graphs
-    linked = defaults.has_nvlink
-    profiled = start_budget.profile_encoder
+    counted = fixed_parts.cuda_graphs
+    linked = start.has_nvlink
+    profiled = encoder_profile.profile_encoder
 
     def noted(settings: Any, shape: Any) -> Any:
         seen.setdefault(
@@ -67,19 +67,19 @@ def with_counts(row: Row) -> Row | None:
     def noted_encoder(*of: Any) -> Any:
         return seen.setdefault("encoder", profiled(*of))
 
-    non_torch.cuda_graphs = noted
-    start_budget.profile_encoder = noted_encoder
+    fixed_parts.cuda_graphs = noted
+    encoder_profile.profile_encoder = noted_encoder
     try:
         plan = of_stage(planned(row), row.get("stage"))
     finally:
-        non_torch.cuda_graphs = counted
-        start_budget.profile_encoder = profiled
+        fixed_parts.cuda_graphs = counted
+        encoder_profile.profile_encoder = profiled
     if isinstance(plan, str):
         print(f"no plan of {row['id']}: {plan}")
         return None
     settings = seen["settings"]
     shape = seen["shape"]
-    known = defaults.known_gpu(settings)
+    known = start.known_gpu(settings)
     return {
         **row,
         # A device that two finders name otherwise is one.
@@ -89,19 +89,21 @@ def with_counts(row: Row) -> Row | None:
         "stages": settings.pipeline_parallel_size,
         "nvlink": int(linked(settings)),
         "unified": settings.unified_memory,
-        "rocm": defaults.is_rocm(settings),
-        "hopper": int(defaults.is_hopper_or_later(settings)),
-        "fused_gib": defaults.fused_allreduce_bytes(settings) / GIB,
-        "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
-        "graph_counts": cuda_graphs.graph_counts(settings, shape),
-        "graph_buffers_gib": cuda_graphs.graph_buffers_bytes(
-            settings, shape, cuda_graphs.largest_decode_step(settings)
+        "rocm": start.is_rocm(settings),
+        "hopper": int(start.is_hopper_or_later(settings)),
+        "fused_gib": start.fused_allreduce_bytes(settings) / GIB,
+        "graphs": 0
+        if settings.enforce_eager
+        else fixed_parts.graph_counts(settings, shape)["bytes"],
+        "graph_counts": fixed_parts.graph_counts(settings, shape),
+        "graph_buffers_gib": fixed_parts.graph_buffers_bytes(
+            settings, shape, fixed_parts.largest_decode_step(settings)
         )
         / GIB,
-        "blackwell": cuda_graphs.graphs_ratio(replace(settings, driver_version=None), 2.0) > 1,
+        "blackwell": fixed_parts.graphs_ratio(replace(settings, driver_version=None), 2.0) > 1,
         "driver": settings.driver_version,
-        "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
-        "by_engine": str(cuda_graphs.by_engine(settings)),
+        "driver_ratio": fixed_parts.driver_ratio(settings.driver_version),
+        "by_engine": str(fixed_parts.by_engine(settings)),
         "left_gib": left_gib(row, plan, may_pin=start_budget.pinned_bytes(settings, shape) > 0),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,

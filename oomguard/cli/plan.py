@@ -23,9 +23,8 @@ from oomguard.core.settings import surfaces
 from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
-    from oomguard.estimate.fit import Fit
-    from oomguard.planning.host_memory import HostBudget
-    from oomguard.planning.start import StartRequest
+    from oomguard.estimate import Fit
+    from oomguard.planning.start import HostBudget, StartRequest
 
 
 POSITIVE: Final = Count(1)
@@ -387,6 +386,21 @@ OTHER_FLAGS: Final = "oomguard.other_flags"
 KEPT_WORDS: Final = "oomguard.kept_words"
 
 
+def _has_own_options_only(args: list[str], options: Mapping[str, bool]) -> bool:
+    """Return whether a command line has one model and options of oomguard, with nothing of vLLM."""
+    models = 0
+    words = iter(args)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            models += 1
+        elif flag not in options:
+            return False
+        elif options[flag] and not equals:
+            next(words, None)
+    return models <= 1
+
+
 class PlanCommand(GroupedCommand):
     """Parse vLLM's flags as vLLM does; flags that are not an option go to ``ctx.meta``."""
 
@@ -399,14 +413,16 @@ class PlanCommand(GroupedCommand):
         """
         if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
             return super().parse_args(ctx, args)
-        from oomguard.engines.vllm.pasted_command import read_pasted
-
         options = {
             flag: not getattr(option, "is_flag", False)
             for option in self.get_params(ctx)
             for flag in (*option.opts, *option.secondary_opts)
             if flag.startswith("-")
         }
+        if _has_own_options_only(args, options):
+            return super().parse_args(ctx, args)
+        from oomguard.engines.vllm.pasted_command import read_pasted
+
         found = read_pasted(args, options)
         if found.unknown is not None:
             raise click.NoSuchOption(found.unknown, possibilities=found.nearest, ctx=ctx)
@@ -632,9 +648,7 @@ def start_request(
     **options: Any,
 ) -> StartRequest:
     """Return the start that the options of a command ask for; a context has its other flags."""
-    from oomguard.planning.host_memory import bytes_of_gib
-    from oomguard.planning.setting_values import START_SETTINGS
-    from oomguard.planning.start import read_start_request
+    from oomguard.planning.start import START_SETTINGS, bytes_of_gib, read_start_request
 
     others = (
         "gpu_memory",
@@ -689,7 +703,7 @@ def _host_words(settings: dict[str, Any]) -> list[str]:
 
 def _host(asked: StartRequest, settings: dict[str, Any]) -> HostBudget | None:
     """Return the host's memory of a start; None if no option concerns it."""
-    from oomguard.planning.host_memory import host_of_start
+    from oomguard.planning.start import host_of_start
 
     return host_of_start(
         asked.model,
@@ -707,7 +721,6 @@ def _plan_start(
     from dataclasses import replace
 
     from oomguard.planning.start import plan_by_engine, plan_start
-    from oomguard.report.json import json_line
     from oomguard.report.plan import plan_record, print_start_plan
 
     if by_engine:
@@ -716,6 +729,8 @@ def _plan_start(
         plan = plan_start(asked)
     plan = replace(plan, host=host)
     if form == "json":
+        from oomguard.report.json import json_line
+
         record = plan_record(plan)
         if host is not None:
             record |= {"host": host.record(), "fit": plan.fit, "fits": plan.fits}

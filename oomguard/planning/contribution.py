@@ -17,14 +17,12 @@ from oomguard.core.errors import InputError, SettingError, UsageError
 from oomguard.core.facts import GIB, format_gib, number_of
 from oomguard.core.incident import EngineStart
 from oomguard.core.settings import surfaces
-from oomguard.engines.vllm.command import serve_words
 from oomguard.estimate.constants import engine_version
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.start.calibration import checked_correction, settings_of_start
-from oomguard.estimate.start.defaults import known_gpu
-from oomguard.estimate.start.start import VllmSettings
-from oomguard.planning.start import start_of_log
+from oomguard.estimate.start.start import VllmSettings, known_gpu
+from oomguard.planning.start import serve_words, start_of_log
 
 SCHEMA: Final = 1
 _PRINTED: Final = {

@@ -14,21 +14,19 @@ from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
-from oomguard.planning.host_memory import host_of_start
-from oomguard.planning.setting_values import (
+from oomguard.planning.start import (
     START_SETTINGS,
     SettingValue,
-    parse_word,
-    read_values,
-    types_of,
-)
-from oomguard.planning.start import (
     StartPlan,
     StartRequest,
     find_gpu,
+    host_of_start,
+    parse_word,
     plan_by_engine,
     plan_start,
     read_start_request,
+    read_values,
+    types_of,
 )
 
 # A planned call of transformers' ``generate``, as the user requested it.

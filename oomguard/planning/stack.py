@@ -14,8 +14,8 @@ from typing import Final
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.records import Record
 from oomguard.core.settings import default_value
+from oomguard.estimate import Fit
 from oomguard.estimate.constants import others_margin_ratio
-from oomguard.estimate.fit import Fit
 from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.planning.start import StartRequest

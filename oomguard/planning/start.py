@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import math
+import operator
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from packaging.version import Version
+
 from oomguard.core.errors import SettingError, UsageError
-from oomguard.core.facts import FactValue, format_gib, parse_size
+from oomguard.core.facts import GIB, FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
-from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
-from oomguard.core.settings import default_value
-from oomguard.engines.vllm.command import serve_command
+from oomguard.core.settings import default_value, flag_words, surfaces
+from oomguard.estimate import Fit
 from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
-from oomguard.estimate.fit import Fit
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.model.parameters import is_transformers_here
-from oomguard.estimate.start.fit_settings import fit
-from oomguard.estimate.start.start import StartBudget, VllmSettings
-from oomguard.estimate.start.start_budget import budget_start
-from oomguard.planning.host_memory import HostBudget
-from oomguard.planning.setting_values import START_SETTINGS, SettingValue, read_values
+from oomguard.estimate.start.kv_cache import start_caches
+from oomguard.estimate.start.start import StartBudget, VllmSettings, start_patch
+from oomguard.estimate.start.start_budget import budget_start, fit
 
 if TYPE_CHECKING:
-    from packaging.version import Version
-
     from oomguard.engines.command import Launch
     from oomguard.engines.protocol import Launcher
-
 
 # The target GPU is given by its size, by its name, or is one of this machine.
 
@@ -239,6 +239,8 @@ def why_unsure(model: Model, budget: StartBudget) -> Unsure | None:
     if is_transformers_here():
         how = "plan with the folder of the checkpoint: oomguard reads its safetensors headers"
     else:
+        from oomguard.core.installation import install_hint
+
         how = f"plan with the checkpoint's folder, or install transformers: {install_hint('hf')}"
     return Unsure(because, "the size of the weights", how)
 
@@ -350,7 +352,7 @@ def read_start_request(
 
 def _may_be_compiled(model: Model, settings: VllmSettings, folder: str | Path | None) -> bool:
     """Return whether vLLM's compile cache may have an entry of a start."""
-    from oomguard.estimate.start.compile_cache import cache_root, has_entry
+    from oomguard.estimate.start.calibration import cache_root, has_entry
 
     if folder is not None and not Path(folder).is_dir():
         raise SettingError(
@@ -440,8 +442,6 @@ def plan_start(asked: StartRequest) -> StartPlan:
         return StartPlan(budget, None, needed=needed, unsure=unsure)
     if not found.changed:
         return _fitting(asked, budget, found.budget.settings, ())
-    from oomguard.remedy.from_estimate import start_patch
-
     pool = format_gib(found.budget.kv_cache_pool_bytes)
     length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
@@ -463,6 +463,49 @@ def _fitting(
     return StartPlan(budget, command, changes, unsure=why_unsure(asked.model, budget))
 
 
+def serve_command(
+    model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()
+) -> str:
+    """Return the ``vllm serve`` command for a shell.
+
+    Args:
+        model: the model.
+        settings: vLLM's settings.
+        named: the settings to write; a setting at its default is left out.
+        kept_words: flags that are not settings here, as the user typed them.
+    """
+    return shlex.join(["vllm", "serve", model, *serve_words(settings, named), *kept_words])
+
+
+def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
+    """Return the flags of the settings in ``named``, without those at their default."""
+    words: list[str] = []
+    neutral = {field.name: field.default for field in fields(settings)}
+    for name in surfaces(_ENGINE):
+        value = getattr(settings, name, None)
+        if name in named and value is not None and value != neutral[name]:
+            words += _flag_words_of(name, value, str(settings.version))
+    return words
+
+
+def _flag_words_of(name: str, value: FactValue, version: str) -> list[str]:
+    """Return a setting's flag with its values.
+
+    In versions without the flag, return the flag of the JSON object that contains the setting.
+    """
+    own = surfaces(_ENGINE)[name]
+    flag_and_value = flag_words(name, value, _ENGINE, version)
+    if not own.many and not own.inside:
+        return flag_and_value or []
+    values = [int(word) for word in re.findall(r"\d+", str(value))]
+    if flag_and_value is not None:
+        return [flag_and_value[0], *map(str, values)]
+    flag, key = own.inside[0]
+    if own.many:
+        return [flag, json.dumps({key: values})]
+    return []
+
+
 def plan_by_engine(asked: StartRequest) -> StartPlan:
     """Let the installed vLLM lay out the KV cache, which takes about ten seconds.
 
@@ -481,8 +524,6 @@ def plan_by_engine(asked: StartRequest) -> StartPlan:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None, unsure=why_unsure(asked.model, budget))
-    from oomguard.remedy.from_estimate import start_patch
-
     reason = "the longest request that fits by vLLM's own layout"
     change = start_patch(
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)
@@ -620,3 +661,308 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
         )
     except UsageError as error:
         return f"the command cannot be planned: {error}"
+
+
+# Python values of settings are checked against the fields of the records.
+
+SettingValue = FactValue | Mapping[str, Any] | None
+# Fields of the records that are not settings: the device, the model, and a measured start.
+_NO_SETTINGS: Final = frozenset(
+    {
+        "compile_cache_entry",
+        "config",
+        "correction",
+        "device",
+        "device_free_bytes",
+        "device_free_from",
+        "driver_version",
+        "gpu_name",
+        "gpu_total_bytes",
+        "peak_activation_ratio",
+        "version",
+    }
+)
+
+
+def types_of(record: type) -> dict[str, str]:
+    """Return the type of each setting of a record: "int", "float", "bool" or "str"."""
+    own = {field.name: str(field.type).removesuffix(" | None") for field in fields(record)}
+    return {name: kind for name, kind in own.items() if name not in _NO_SETTINGS}
+
+
+START_SETTINGS: Final = types_of(VllmSettings)
+
+
+def read_values(
+    values: Mapping[str, SettingValue], known: Mapping[str, str], arguments: Collection[str] = ()
+) -> dict[str, Any]:
+    """Check the values of settings by canonical name; None leaves a setting to the engine.
+
+    Args:
+        values: a value for each setting. Bytes may be a size such as ``4GiB``, and a JSON text may
+            be a dict.
+        known: the known settings with their types.
+        arguments: the caller's other arguments, so that a misspelled one gets the right suggestion.
+
+    Raises:
+        SettingError: a setting is unknown, with the nearest known one, or a value is invalid.
+    """
+    found = {}
+    for name, value in values.items():
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, [*known, *arguments], n=1, cutoff=0.6)
+            raise SettingError(
+                f"unknown setting: {name}",
+                hint=f"did you mean {near[0]}?"
+                if near
+                else f"known settings: {', '.join(sorted(known))}",
+            )
+        if value is not None:
+            found[name] = _READERS[known[name]](name, value)
+    return found
+
+
+def _read_count(name: str, value: object) -> int:
+    if isinstance(value, str) and name.endswith("_bytes"):
+        value = parse_size(value).bytes
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise SettingError(f"{name} is {value!r}, not a whole number")
+    count = operator.index(value)
+    least = 0 if name == "cpu_offload_bytes" else 1
+    if count < least:
+        raise SettingError(f"{name} is {count}, less than {least}")
+    return count
+
+
+def _read_share(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingError(f"{name} is {value!r}, not a number")
+    if not math.isfinite(value) or not 0 < value <= 1:
+        raise SettingError(f"{name} is {value}, not a share above 0 and up to 1")
+    return float(value)
+
+
+def _read_switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise SettingError(f"{name} is {value!r}, neither True nor False")
+    return value
+
+
+def _read_text(name: str, value: object) -> str:
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(value, str):
+        raise SettingError(f"{name} is {value!r}, not a text")
+    return value
+
+
+_READERS: Final[Mapping[str, Callable[[str, object], Any]]] = {
+    "int": _read_count,
+    "float": _read_share,
+    "bool": _read_switch,
+    "str": _read_text,
+}
+
+
+def parse_word(name: str, word: str, known: Mapping[str, str]) -> Any:
+    """Parse one word of a command line as a setting's value; raises SettingError if invalid."""
+    kind = known[name]
+    try:
+        typed: FactValue = word
+        if kind == "int" and not name.endswith("_bytes"):
+            typed = int(word)
+        elif kind == "float":
+            typed = float(word)
+        return _READERS[kind](name, typed)
+    except (ValueError, UsageError):
+        raise SettingError(f"{name} is not {word!r}") from None
+
+
+# The host's memory has processes, offloaded weights and the KV cache.
+#
+# torch rounds each pinned block up to a power of two, so an offloaded weight may take almost twice
+# its size.
+
+# Besides its share of the offloaded KV cache a worker had 3 GB of host memory: the measurements of
+# https://github.com/vllm-project/vllm/pull/48436 (2 ranks, 64 and 80 GiB).
+_WORKER_BYTES: Final = 3 * GIB
+# The API server and the engine core, which load no weights.
+_SERVER_BYTES: Final = 2 * GIB
+# From this version on the KV cache on the host is one mapping of the requested size, not one pinned
+# block for each rank: https://github.com/vllm-project/vllm/pull/50094, measured in 0.26.0 in
+# https://github.com/vllm-project/vllm/issues/53042.
+_MAPPED_SINCE: Final = Version("0.26")
+# Of the same issue: 769.0 of 400 GiB and 385.0 of 200 GiB, with four groups of layers.
+_GROUPS_RATIO: Final = 1.925
+# The last versions with an engine that uses swap space.
+_NO_SWAP_SINCE: Final = Version("0.11")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """Hold one part of the host's memory; ``source`` is ``solved`` or ``prior``."""
+
+    name: str
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostBudget:
+    """Hold the host's memory of a start, all ranks on one host together.
+
+    Attributes:
+        parts: what takes the memory.
+        limit_bytes: the memory of the host or container; None if it is unknown.
+    """
+
+    parts: tuple[HostPart, ...]
+    limit_bytes: int | None
+
+    @property
+    def need_bytes(self) -> int:
+        """Return the sum of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether the host can hold it; None if its memory is unknown."""
+        if self.limit_bytes is None:
+            return None
+        return self.need_bytes <= self.limit_bytes
+
+    def record(self) -> dict[str, Any]:
+        """Return the budget as JSON."""
+        return {
+            "need_bytes": self.need_bytes,
+            "limit_bytes": self.limit_bytes,
+            "fits": self.fits,
+            "parts": [
+                {"name": part.name, "bytes": part.bytes, "source": part.source}
+                for part in self.parts
+            ],
+        }
+
+    def line(self) -> str:
+        """Return the budget as one line for the terminal."""
+        parts = ", ".join(f"{part.name} {format_gib(part.bytes)}" for part in self.parts)
+        need = f"host memory: needs {format_gib(self.need_bytes)}"
+        if self.limit_bytes is None:
+            return f"{need} ({parts})"
+        if self.fits:
+            verdict = f"the host has {format_gib(self.limit_bytes)}"
+        else:
+            verdict = f"does not fit: the host has only {format_gib(self.limit_bytes)}"
+        return f"{need} ({parts}); {verdict}"
+
+
+def host_of_start(
+    model: Model,
+    settings: VllmSettings,
+    *,
+    host_memory: str | int | None = None,
+    kv_offloading_size: float = 0,
+    swap_space: float = 0,
+) -> HostBudget | None:
+    """Return the host's memory of a start; None if no argument concerns it.
+
+    The arguments are those of ``oomguard.plan``; sizes of vLLM's flags are in GiB.
+
+    Raises:
+        SettingError: a size is not finite or has no unit.
+    """
+    if not (kv_offloading_size or swap_space or host_memory or settings.cpu_offload_bytes):
+        return None
+    limit: int | None
+    if isinstance(host_memory, str):
+        limit = parse_size(host_memory).bytes
+    else:
+        limit = host_memory
+    return plan_host(
+        model,
+        settings,
+        kv_offloading_bytes=bytes_of_gib("kv_offloading_size", kv_offloading_size),
+        swap_bytes=bytes_of_gib("swap_space", swap_space),
+        limit_bytes=limit,
+        layer_groups=len(start_caches(model, settings).layout.groups),
+    )
+
+
+def bytes_of_gib(name: str, size_gib: float) -> int:
+    """Return the bytes of a flag in GiB.
+
+    Raises:
+        SettingError: the size is not finite.
+    """
+    if not math.isfinite(size_gib):
+        raise SettingError(f"{name} must be a finite number, got {size_gib}")
+    return round(size_gib * GIB)
+
+
+def plan_host(
+    model: Model,
+    settings: VllmSettings,
+    *,
+    kv_offloading_bytes: int = 0,
+    swap_bytes: int = 0,
+    limit_bytes: int | None = None,
+    layer_groups: int = 1,
+) -> HostBudget:
+    """Estimate the host's memory of a start.
+
+        plan_host(model, settings, kv_offloading_bytes=80 << 30, limit_bytes=128 << 30).fits
+
+    Args:
+        model: the model.
+        settings: the settings of the start; its ranks are all on this host.
+        kv_offloading_bytes: the KV cache on the host, all ranks together.
+        swap_bytes: the swap space of each rank, which only old versions use.
+        limit_bytes: the memory of the host or container; None if it is unknown.
+        layer_groups: the groups of layers with their own KV cache blocks.
+    """
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    ranks *= settings.data_parallel_size
+    parts = [HostPart("processes", _SERVER_BYTES + ranks * _WORKER_BYTES, "prior")]
+    if settings.cpu_offload_bytes:
+        size = offloaded_bytes(model, settings.cpu_offload_bytes, ranks)
+        parts.append(HostPart("offloaded weights", ranks * size, "solved"))
+    if kv_offloading_bytes:
+        size = _offloaded_kv_bytes(kv_offloading_bytes, ranks, settings.version, layer_groups)
+        parts.append(HostPart("offloaded KV cache", size, "solved"))
+    if swap_bytes and settings.version < _NO_SWAP_SINCE:
+        parts.append(HostPart("swap space", ranks * swap_bytes, "solved"))
+    return HostBudget(tuple(parts), limit_bytes)
+
+
+def offloaded_bytes(model: Model, asked_bytes: int, ranks: int) -> int:
+    """Return the pinned bytes of one rank's offloaded weights.
+
+    vLLM moves whole parameters in their order until it has moved ``asked_bytes``.
+    """
+    moved = 0
+    pinned = 0
+    for parameter in model.parameters:
+        if moved >= asked_bytes:
+            break
+        size = max(1, round(parameter.bytes / ranks))
+        moved += size
+        pinned += rounded_up(size)
+    return pinned
+
+
+def rounded_up(size_bytes: int) -> int:
+    """Return the next power of two, which torch's allocator of pinned memory takes."""
+    return 1 << max(0, size_bytes - 1).bit_length()
+
+
+def _offloaded_kv_bytes(asked_bytes: int, ranks: int, version: Version, groups: int) -> int:
+    if version < _MAPPED_SINCE:
+        return ranks * rounded_up(round(asked_bytes / ranks))
+    if groups > 1:
+        return round(asked_bytes * _GROUPS_RATIO)
+    return asked_bytes

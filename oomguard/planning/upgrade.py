@@ -9,7 +9,7 @@ from typing import Final
 from oomguard.core.facts import format_gib
 from oomguard.core.records import Record
 from oomguard.estimate.start.activations import model_runner
-from oomguard.estimate.start.non_torch import counts_graphs
+from oomguard.estimate.start.fixed_parts import counts_graphs
 from oomguard.estimate.start.start import StartBudget
 from oomguard.planning.start import StartPlan, StartRequest, plan_start
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.core.settings import (
-    as_env,
     as_flag,
     as_kwarg,
     default_value,
@@ -23,30 +21,27 @@ from oomguard.core.settings import (
     value_in_force,
 )
 from oomguard.estimate.start.activations import peak_activation
-from oomguard.estimate.start.cuda_graphs import is_first_engine
 from oomguard.estimate.start.encoder_profile import (
-    NO_IMAGES,
     encoder_of,
     profile_encoder,
     uncut_tokens,
 )
 from oomguard.estimate.start.failed_allocation import FailedAllocation, failed_allocation
 from oomguard.estimate.start.failed_start import (
-    FailedStart,
-    fails_while_profiling,
-    read_failed_start,
-)
-from oomguard.estimate.start.fit_settings import Fit, fit, solve
-from oomguard.estimate.start.kv_shortfall import (
     TOO_SMALL,
     ExactKv,
+    FailedStart,
     contradiction_of,
     exact_kv,
+    fails_while_profiling,
     kv_of,
     may_shrink_steps,
     pool_blocks,
+    read_failed_start,
 )
-from oomguard.estimate.start.start import StartBudget, VllmSettings
+from oomguard.estimate.start.fixed_parts import is_first_engine
+from oomguard.estimate.start.start import NO_IMAGES, StartBudget, VllmSettings, start_patch
+from oomguard.estimate.start.start_budget import Fit, fit, solve
 from oomguard.estimate.start.weights import around_elements, lora_bytes
 from oomguard.remedy.policy import Policy, assumed, grouped, why_blocked
 from oomguard.remedy.solution import FailureModel, ModelChain, Solution
@@ -199,32 +194,6 @@ def start_model(incident: Incident, model: str | None = None) -> StartModel | No
     if start is None:
         return None
     return StartModel(start)
-
-
-def start_patch(
-    name: str,
-    old: Any,
-    new: Any,
-    reason: str,
-    predicts: Mapping[str, float] = MappingProxyType({}),
-    *,
-    version: str | None = None,
-) -> Patch:
-    """Return a patch of one setting of a vLLM start, spelled for that version of vLLM.
-
-    ``predicts`` is by fact.
-    """
-    return Patch(
-        name,
-        old,
-        new,
-        effect_of(name, old, new),
-        reason,
-        as_flag=as_flag(name, new, _ENGINE, version),
-        as_kwarg=as_kwarg(name, new, _ENGINE, version),
-        as_env=as_env(name, new),
-        predicts=predicts,
-    )
 
 
 def _with(patch: Patch, others: list[str]) -> Patch:

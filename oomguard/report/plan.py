@@ -12,11 +12,11 @@ from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.redact import mask_command
 from oomguard.core.settings import as_flag
-from oomguard.estimate.fit import Fit
-from oomguard.estimate.start.encoder_profile import NO_IMAGES
-from oomguard.estimate.start.start import Stage, StartBudget
+from oomguard.estimate import Fit
+from oomguard.estimate.start.start import NO_IMAGES, Stage, StartBudget
 from oomguard.report.bar import BudgetBar
-from oomguard.report.json import SCHEMA
+
+SCHEMA: Final = 1  # of the contract, as in report/json.py
 
 if TYPE_CHECKING:
     from rich.console import Console

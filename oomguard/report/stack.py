@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oomguard.core.facts import format_gib
-from oomguard.engines.vllm.command import serve_command
+from oomguard.planning.start import serve_command
 from oomguard.report.json import SCHEMA
 from oomguard.report.plan import verdict
 

@@ -77,7 +77,6 @@ class CallState:
     @classmethod
     def now(cls, model: Any, main: Any, cache: Any) -> CallState:
         """Record the present state for a call of ``model`` with the inputs ``main``."""
-        from oomguard.engines.transformers.call_state import generator_states
 
         layers = _plain_layers(cache)
         if layers is None:

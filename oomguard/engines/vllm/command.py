@@ -10,11 +10,9 @@ import functools
 import itertools
 import json
 import os
-import re
-import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +20,9 @@ from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.files import read_regular, read_tables
 from oomguard.core.incident import SettingInForce
-from oomguard.core.settings import flag_words, surface, surfaces, table_of
+from oomguard.core.settings import surface, surfaces, table_of
 from oomguard.engines.command import Launch, flag_edits, settings_given
 from oomguard.engines.unwrap_command import Edit, InnerCommand, Unread, inner_commands
-from oomguard.estimate.start.start import VllmSettings
 from oomguard.scan.effective_settings import CONFIG_FILE
 
 NAME: Final = "vllm"
@@ -39,49 +36,6 @@ _MOST_BYTES: Final = 1 << 20
 _MOST_CHARS: Final = 65_536
 _MOST_PARTS: Final = 10_000
 _ENDS: Final = (".yaml", ".yml")
-
-
-def serve_command(
-    model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()
-) -> str:
-    """Return the ``vllm serve`` command for a shell.
-
-    Args:
-        model: the model.
-        settings: vLLM's settings.
-        named: the settings to write; a setting at its default is left out.
-        kept_words: flags that are not settings here, as the user typed them.
-    """
-    return shlex.join(["vllm", "serve", model, *serve_words(settings, named), *kept_words])
-
-
-def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
-    """Return the flags of the settings in ``named``, without those at their default."""
-    words: list[str] = []
-    neutral = {field.name: field.default for field in fields(settings)}
-    for name in surfaces("vllm"):
-        value = getattr(settings, name, None)
-        if name in named and value is not None and value != neutral[name]:
-            words += _words(name, value, str(settings.version))
-    return words
-
-
-def _words(name: str, value: FactValue, version: str) -> list[str]:
-    """Return a setting's flag with its values.
-
-    In versions without the flag, return the flag of the JSON object that contains the setting.
-    """
-    own = surfaces("vllm")[name]
-    flag_and_value = flag_words(name, value, "vllm", version)
-    if not own.many and not own.inside:
-        return flag_and_value or []
-    values = [int(word) for word in re.findall(r"\d+", str(value))]
-    if flag_and_value is not None:
-        return [flag_and_value[0], *map(str, values)]
-    flag, key = own.inside[0]
-    if own.many:
-        return [flag, json.dumps({key: values})]
-    return []
 
 
 @functools.cache

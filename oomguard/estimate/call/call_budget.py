@@ -16,10 +16,10 @@ from typing import Any, Final
 from oomguard.core.errors import SettingError
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
+from oomguard.estimate import Fit, answer
 from oomguard.estimate.call.allocator import least_capacity
 from oomguard.estimate.child_python import call_child
 from oomguard.estimate.constants import constant, latest, reserved_ratio
-from oomguard.estimate.fit import Fit, answer
 from oomguard.estimate.model.layer_caches import layer_caches
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import FAMILIES, ModelShape, encoder_decoder

@@ -16,7 +16,7 @@ from typing import Final
 from packaging.version import Version
 
 from oomguard.estimate.constants import constant, rows_of, since, tables
-from oomguard.estimate.model.layer_kinds import layer_kinds
+from oomguard.estimate.model.layer_caches import layer_kinds
 from oomguard.estimate.model.quantization import is_repacked, quantization_config
 from oomguard.estimate.model.shape import ModelShape, is_count
 

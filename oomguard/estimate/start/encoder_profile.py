@@ -163,7 +163,6 @@ def _read(given: str | None) -> Mapping[str, Any]:
     return found
 
 
-NO_IMAGES: Final = '{"image": 0, "video": 0}'
 _MOST_PER_PROMPT: Final = 999  # vLLM's own default
 _UNCERTAINTY_RATIO: Final = 0.2  # six printed peaks were within 0.11, most others within this
 _FRAMES_OF_AN_IMAGE: Final = 2  # the frames per patch (temporal_patch_size)

@@ -432,8 +432,8 @@ def _whole_prompt(incident: Incident, numbers: Mapping[str, int]) -> int:
 
 def _start(incident: Incident, model: str | None) -> FailedStart | None:
     """Return the start of a failure with defaults filled in, or None if its model is unreadable."""
-    from oomguard.estimate.start.defaults import most_default_rows, with_defaults
     from oomguard.estimate.start.failed_start import read_failed_start
+    from oomguard.estimate.start.start import most_default_rows, with_defaults
 
     start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
     if start is None:
@@ -566,7 +566,7 @@ def _of_settings(settings: VllmSettings) -> dict[str, int]:
 
 def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
     """Return the KV cache's blocks and a block's bytes, if set by number or bytes."""
-    from oomguard.estimate.start.kv_shortfall import exact_kv
+    from oomguard.estimate.start.failed_start import exact_kv
 
     cache = exact_kv(start)
     if cache is None:

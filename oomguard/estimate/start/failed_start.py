@@ -1,9 +1,9 @@
-"""Reconstruct a failed start for the estimator: its model, and its corrected settings."""
+"""Reconstruct a failed start for the estimator: model, corrected settings, exact cache need."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,14 +11,22 @@ from typing import Any, Final
 
 from packaging.version import InvalidVersion, Version
 
-from oomguard.core.errors import OomguardError
-from oomguard.core.facts import Fact, FactValue
+from oomguard.core.errors import OomguardError, SettingError
+from oomguard.core.facts import GIB, Fact, FactValue, format_gib, format_rounded
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.settings import SETTINGS, default_value, value_in_force
 from oomguard.estimate.constants import latest, most_free_ratio, others_margin_ratio
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
-from oomguard.estimate.start.start import Correction, VllmSettings
+from oomguard.estimate.start.encoder_profile import encoder_of, items_per_prompt, uncut_tokens
+from oomguard.estimate.start.kv_cache import KvLayout, StartCaches, start_caches
+from oomguard.estimate.start.start import (
+    Correction,
+    VllmSettings,
+    most_default_rows,
+    refuse_impossible,
+    with_defaults,
+)
 from oomguard.estimate.start.start_budget import budget_start
 
 # oomguard reads these separately, or they differ between a log and a plan: a share, an object
@@ -288,3 +296,370 @@ def _read(model: str, dtype: str, quantization: str | None) -> Model | None:
     except Exception:  # noqa: BLE001
         # The files are untrusted. Whatever they contain, the diagnosis continues without the model.
         return None
+
+
+# The exact KV cache need of a failed start comes from the model's configuration.
+#
+# Printed numbers are rounded to 0.01 GiB, and proportional estimates assume that every layer caches
+# all tokens. The layout knows blocks, groups and windows. It counts only if it agrees with the
+# engine's printed numbers.
+
+TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
+# A step of fewer tokens makes a prefill disproportionately slow. Proposed values are multiples of
+# this.
+_FEWEST_STEP_TOKENS: Final = 64
+# With larger blocks this share of the longest request is good enough.
+_NEARLY: Final = 0.99
+# Small steps make prompts slow, so a length must improve by more than this to be worth one.
+_WORTH_A_STEP: Final = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class ExactKv:
+    """Lay out the KV cache of a failed start like vLLM, over all pipeline stages.
+
+    Attributes:
+        model: the model.
+        given: vLLM's settings without defaults.
+        settings: the same settings with defaults.
+        caches: the layout and the layers of each stage.
+        fewest_step_tokens: the minimum of a step: one token per running request, and the tokens
+            that must not be split.
+    """
+
+    model: Model
+    given: VllmSettings
+    settings: VllmSettings
+    caches: StartCaches
+    fewest_step_tokens: int
+
+    @property
+    def layout(self) -> KvLayout:
+        """Return the groups of layers and their blocks."""
+        return self.caches.layout
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of one block on the stage where it is widest."""
+        return max(self.layout.block_bytes(stage) for stage in self.caches.stages)
+
+    @property
+    def request_bytes(self) -> int:
+        """Return the bytes of one request of the full length, as the engine prints it.
+
+        They exclude the engine's own null block.
+        """
+        return self.layout.request_blocks() * self.block_bytes
+
+    @property
+    def image_tokens(self) -> int | None:
+        """Return the tokens of one image of the largest size.
+
+        Returns None if prompts have no images or the model does not define the size.
+        """
+        try:
+            encoder = encoder_of(self.model, self.settings)
+            takes = (
+                encoder is not None
+                and items_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
+            )
+        except SettingError:  # limits or arguments in a form that only the engine understands
+            return None
+        if encoder is not None and encoder.in_prompt and takes:
+            return encoder.tokens_per_item
+        return None
+
+    @property
+    def needed_blocks(self) -> int:
+        """Return the fewest blocks with which the engine starts."""
+        return self.layout.request_blocks() + 1
+
+    def requests_at_once(self, blocks: int) -> int:
+        """Return the largest possible concurrency, with one token per request."""
+        return max(0, blocks - 1) // max(1, self.layout.request_blocks(1))
+
+    def longest(self, blocks: int) -> int:
+        """Return the longest request, up to the requested length, that fits in so many blocks."""
+        return self.layout.longest(
+            blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest
+        )
+
+    @property
+    def step_follows_length(self) -> bool:
+        """Return whether vLLM shrinks the step for a shorter request, despite unsplit tokens."""
+        return (
+            self.given.max_num_batched_tokens is None
+            and uncut_tokens(self.model.encoder, self.settings) > 0
+        )
+
+    def longest_with_its_step(self, blocks: int) -> int:
+        """Return the longest request that fits next to vLLM's default step for it, or 0."""
+        low = 0
+        high = self.settings.max_model_len or 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (
+                (middle, high)
+                if self._with_length(middle).needed_blocks <= blocks
+                else (low, middle - 1)
+            )
+        found = self._with_length(low).settings
+        if low and (found.max_num_batched_tokens or 0) >= uncut_tokens(self.model.encoder, found):
+            return low
+        return 0
+
+    def _with_length(self, tokens: int) -> ExactKv:
+        return self._as(
+            with_defaults(replace(self.given, max_model_len=tokens), self.model.shape, [])
+        )
+
+    def fits_without_prefixes(self, blocks: int) -> bool:
+        """Return whether a request only fits without prefix caching, which stores states."""
+        without = self._as(replace(self.settings, enable_prefix_caching=False))
+        return without.needed_blocks <= blocks < self.needed_blocks
+
+    def step_tokens(self, blocks: int) -> int | None:
+        """Return the largest step with which the full length fits, or None if none helps."""
+        low = self._least_step // _FEWEST_STEP_TOKENS
+        high = ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS
+        if high < low or self._with_step(low * _FEWEST_STEP_TOKENS).needed_blocks > blocks:
+            return None
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._with_step(middle * _FEWEST_STEP_TOKENS).needed_blocks <= blocks
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low * _FEWEST_STEP_TOKENS
+
+    def step_and_length(self, blocks: int) -> tuple[int, int] | None:
+        """Return a step and the longest request that fits with it.
+
+        Returns None if a smaller step alone is enough or does not help much.
+        """
+        least = self._least_step
+        step = self.settings.max_num_batched_tokens or 0
+        best = self._with_step(least).longest(blocks)
+        alone = self.longest(blocks)
+        if least >= step or best <= alone or best < alone * _WORTH_A_STEP:
+            return None
+        low = least // _FEWEST_STEP_TOKENS
+        high = (step - 1) // _FEWEST_STEP_TOKENS
+        while low < high:  # the largest step that costs no length
+            middle = (low + high + 1) // 2
+            keeps = self._with_step(middle * _FEWEST_STEP_TOKENS).longest(blocks) >= best
+            low, high = (middle, high) if keeps else (low, middle - 1)
+        return low * _FEWEST_STEP_TOKENS, best
+
+    def block_tokens(self, pool_bytes: float, *, any_length: bool) -> int | None:
+        """Return the largest block below the setting with which a request fits, or None.
+
+        ``any_length``: the engine chooses the length itself, so a block size counts if it allows
+        nearly the largest length.
+        """
+        lengths = {
+            tokens: cache.longest(int(pool_bytes) // cache.block_bytes)
+            for tokens, cache in self._smaller_blocks()
+        }
+        if any_length:
+            wanted = _NEARLY * max(lengths.values(), default=0)
+        else:
+            wanted = self.settings.max_model_len or 0
+        return max(
+            (tokens for tokens, length in lengths.items() if length >= max(1, wanted)), default=None
+        )
+
+    def _smaller_blocks(self) -> Iterator[tuple[int, ExactKv]]:
+        """Yield half the block size, a quarter and so on, each with its cache."""
+        tokens = self.settings.block_size or 0
+        while (tokens := tokens // 2) > 0:
+            settings = replace(self.settings, block_size=tokens)
+            try:
+                refuse_impossible(settings, self.model.shape)
+            except SettingError:
+                return
+            yield tokens, self._as(settings)
+
+    @property
+    def _least_step(self) -> int:
+        return (
+            -(-max(_FEWEST_STEP_TOKENS, self.fewest_step_tokens) // _FEWEST_STEP_TOKENS)
+            * _FEWEST_STEP_TOKENS
+        )
+
+    @property
+    def _widest(self) -> frozenset[int]:
+        return max(self.caches.stages, key=self.layout.block_bytes)
+
+    def _with_step(self, tokens: int) -> ExactKv:
+        return self._as(replace(self.settings, max_num_batched_tokens=tokens))
+
+    def _as(self, settings: VllmSettings) -> ExactKv:
+        """Return the cache of the same start under other settings."""
+        return replace(self, settings=settings, caches=start_caches(self.model, settings))
+
+
+def exact_kv(start: FailedStart) -> ExactKv | None:
+    """Return the KV cache of a start.
+
+    Returns None if its configuration is not enough, or the engine would reject the settings.
+    """
+    if not start.model.exact:
+        return None
+    settings = with_defaults(start.settings, start.model.shape, [])
+    try:
+        refuse_impossible(settings, start.model.shape)
+        fewest = max(
+            most_default_rows(start.settings, settings), uncut_tokens(start.model.encoder, settings)
+        )
+        found = ExactKv(
+            start.model, start.settings, settings, start_caches(start.model, settings), fewest
+        )
+    except OomguardError:
+        return None
+    if found.block_bytes > 0 and found.layout.request_blocks() > 0:
+        return found
+    return None
+
+
+def kv_of(incident: Incident, model: str | None = None) -> ExactKv | None:
+    """Return the KV cache of the start behind an incident, or None if unreadable.
+
+    ``model`` as in ``with_exact_need``.
+    """
+    if "max_model_len_tokens" not in incident.facts:
+        return None
+    # A request's need does not depend on the device's size.
+    start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
+    if start is None:
+        return None
+    return exact_kv(start)
+
+
+def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
+    """Return the incident with the KV cache need of one request, from the model's configuration.
+
+    It returns unchanged if the need cannot be computed. If printed numbers disagree by more than
+    rounding, they stay, and the incident reports the conflict. oomguard reads ``model`` instead of
+    the log's folder.
+    """
+    found = kv_of(incident, model)
+    if found is None:
+        return incident
+    pool = pool_blocks(found, incident)
+    contradicted = contradiction_of(found, incident)
+    if contradicted is not None:
+        return replace(incident, unknown=(*incident.unknown, contradicted))
+    facts = dict(incident.facts)
+    # A start that never sized its cache prints no need. The engine's null block is part of what is
+    # missing.
+    blocks = found.needed_blocks - (incident.kind == TOO_SMALL)
+    new: dict[str, int | None] = {
+        "kv_cache_needed_bytes": blocks * found.block_bytes,
+        "kv_cache_needed_blocks": found.needed_blocks,
+        "kv_cache_block_bytes": found.block_bytes,
+        "image_tokens": found.image_tokens,
+    }
+    if (
+        incident.number("max_model_len_tokens") or 0
+    ) <= 0:  # "auto": the need is for the model's own length
+        new["max_model_len_tokens"] = found.settings.max_model_len
+    if (
+        pool_bytes := _pool_bytes(found, incident)
+    ) is not None and "num_gpu_blocks_override" not in facts:
+        fits_itself = _fits_the_length(incident)
+        if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
+            new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
+    if incident.kind == TOO_SMALL and pool is not None:
+        new["fits_without_cached_prefixes"] = found.fits_without_prefixes(pool) or None
+        if may_shrink_steps(found, incident):
+            new["fitting_step_tokens"] = found.step_tokens(pool)
+        if (
+            found.step_follows_length
+        ):  # the engine's own estimate uses the step of the requested length
+            new["estimated_max_model_len_tokens"] = found.longest_with_its_step(pool)
+        elif "estimated_max_model_len_tokens" not in facts:
+            new["estimated_max_model_len_tokens"] = found.longest(pool)  # 0: not even one token
+    facts.update(
+        {name: Fact(name, value, "config") for name, value in new.items() if value is not None}
+    )
+    return replace(incident, facts=MappingProxyType(facts))
+
+
+def _fits_the_length(incident: Incident) -> bool:
+    """Return whether the engine should find the length itself; it then prints the model's own.
+
+    oomguard reads "auto" and -1 as a setting without a length.
+    """
+    asked = incident.settings.get("max_model_len")
+    if asked is not None and (asked.set_by_user or asked.value is not None):
+        return asked.value is None or isinstance(asked.value, str) or asked.value <= 0
+    return (incident.number("max_model_len_tokens") or 0) <= 0
+
+
+def may_shrink_steps(found: ExactKv, incident: Incident) -> bool:
+    """Return whether steps may shrink: prompts can be split, or the unsplittable part is known."""
+    if found.model.encoder is not None and not found.model.encoder.in_prompt:
+        return True
+    chunked = incident.settings.get("enable_chunked_prefill")
+    return chunked is None or chunked.value is not False
+
+
+def _pool_bytes(found: ExactKv, incident: Incident) -> float | None:
+    """Return the minimum of bytes that the failed start had for its blocks, or None."""
+    given = incident.number("kv_cache_memory_bytes")
+    left = incident.number("kv_cache_available_bytes")
+    if given is not None or left is None:
+        return given
+    # The engine prints the memory without its own null block there.
+    return (
+        left
+        - incident.slack("kv_cache_available_bytes")
+        + (found.block_bytes if incident.kind == TOO_SMALL else 0)
+    )
+
+
+def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
+    """Return the minimum of blocks that the failed start had, or None if unknown."""
+    override = incident.number("num_gpu_blocks_override")
+    if override is not None:
+        return int(override)
+    if "kv_cache_memory_bytes" not in incident.facts and incident.kind != TOO_SMALL:
+        return None
+    pool_bytes = _pool_bytes(found, incident)
+    if pool_bytes is None:
+        return None
+    return int(pool_bytes) // found.block_bytes
+
+
+def contradiction_of(found: ExactKv, incident: Incident) -> str | None:
+    """Return a sentence about a printed number that the layout contradicts, or None.
+
+    If there is one, the printed number counts, otherwise the layout.
+    """
+    return next(_contradictions(found, incident, pool_blocks(found, incident)), None)
+
+
+def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Iterator[str]:
+    needed = incident.number("kv_cache_needed_bytes")
+    slack = incident.slack("kv_cache_needed_bytes")
+    if needed is not None and abs(needed - found.request_bytes) > slack:
+        yield (
+            f"KV cache layout: one request needs {format_gib(found.request_bytes)} by the "
+            f"model's configuration, but {format_rounded(needed, slack)} as printed; the "
+            "printed number counts"
+        )
+    estimate = incident.number("estimated_max_model_len_tokens")
+    if (
+        estimate is None
+        or pool is None
+        or incident.facts["estimated_max_model_len_tokens"].source == "config"
+    ):
+        return
+    is_exact = (
+        "num_gpu_blocks_override" in incident.facts or "kv_cache_memory_bytes" in incident.facts
+    )
+    longest = found.longest(pool)
+    if longest > estimate or (is_exact and longest < estimate):
+        yield (
+            f"KV cache layout: {longest} tokens fit by the model's configuration, but "
+            f"{int(estimate)} as printed; the printed number counts"
+        )

@@ -25,10 +25,8 @@ from oomguard.estimate.model.model import Model, element_bytes
 from oomguard.estimate.model.quantization import quantizes_cache
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import model_runner
-from oomguard.estimate.start.defaults import has_latent_blocks
-from oomguard.estimate.start.start import VllmSettings
+from oomguard.estimate.start.start import VllmSettings, has_latent_blocks
 from oomguard.estimate.start.weights import stage_layers
-from oomguard.probe.host import multiplies_in_bfloat16
 
 # If the largest group of layers has at most this many times the layers of the smallest, vLLM pads
 # the smaller groups.
@@ -390,8 +388,11 @@ def _state_bytes(settings: VllmSettings) -> int | None:
     """
     if settings.mamba_ssm_cache_dtype != "auto":
         return element_bytes(settings.mamba_ssm_cache_dtype)
-    if settings.device == "cpu" and multiplies_in_bfloat16():
-        return 4
+    if settings.device == "cpu":
+        from oomguard.probe.host import multiplies_in_bfloat16
+
+        if multiplies_in_bfloat16():
+            return 4
     return None
 
 

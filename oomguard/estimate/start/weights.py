@@ -15,8 +15,7 @@ from packaging.version import Version
 from oomguard.core.files import read_tables
 from oomguard.estimate.constants import rows_of, since
 from oomguard.estimate.model.files import Parameter
-from oomguard.estimate.model.layer_caches import keeps_latent
-from oomguard.estimate.model.layer_kinds import GEMMA4, layer_kinds
+from oomguard.estimate.model.layer_caches import GEMMA4, keeps_latent, layer_kinds
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.quantization import quantization_config
 from oomguard.estimate.model.shape import (
@@ -27,9 +26,8 @@ from oomguard.estimate.model.shape import (
     rope_kind,
     rope_scaling,
 )
-from oomguard.estimate.start.defaults import mxfp4_padding, nvfp4_padding
 from oomguard.estimate.start.encoder_profile import items_per_prompt
-from oomguard.estimate.start.start import VllmSettings
+from oomguard.estimate.start.start import VllmSettings, mxfp4_padding, nvfp4_padding
 
 # After loading, the engine converts latent attention's weights: it multiplies two matrices, or
 # unpacks one.
@@ -639,6 +637,7 @@ def _without_towers(model: Model, settings: VllmSettings) -> Model:
     """Return the loaded part of a model, without an encoder that no prompt may use."""
     if model.encoder is None or not since("towers_left_out_since", settings.version):
         return model
+
     if items_per_prompt(settings.limit_mm_per_prompt, model.encoder) > 0:
         return model
     return _text_part(model)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import ConfigError
-from oomguard.estimate.model.layer_caches import layer_caches
-from oomguard.estimate.model.layer_kinds import layer_kinds, unread_fields
+from oomguard.estimate.model.layer_caches import layer_caches, layer_kinds, unread_fields
 from oomguard.estimate.model.shape import read_shape
 
 BASE = {

@@ -13,9 +13,8 @@ from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.vision_encoder import read_vision_encoder
 from oomguard.estimate.start.encoder_profile import profile_encoder, profiled_seats
-from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import VllmSettings
-from oomguard.estimate.start.start_budget import budget_start
+from oomguard.estimate.start.start_budget import budget_start, fit
 
 SETTINGS = VllmSettings(
     version=Version("0.19"),

@@ -12,8 +12,8 @@ from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 from oomguard.estimate.start.encoder_profile import apply_processor_settings
-from oomguard.estimate.start.fit_settings import solve
 from oomguard.estimate.start.start import VllmSettings
+from oomguard.estimate.start.start_budget import solve
 
 START = VllmSettings(
     Version("0.19.0"),

@@ -7,7 +7,7 @@ import json
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Incident
 from oomguard.diagnosis import assess, default_rules
-from oomguard.estimate.start.kv_shortfall import with_exact_need
+from oomguard.estimate.start.failed_start import with_exact_need
 from oomguard.remedy.policy import Policy
 
 PLAIN = {

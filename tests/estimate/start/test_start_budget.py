@@ -17,10 +17,9 @@ from oomguard.core.facts import GIB, MIB
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.parameters import count_parameters
-from oomguard.estimate.start.cuda_graphs import cuda_graphs
-from oomguard.estimate.start.fit_settings import fit
+from oomguard.estimate.start.fixed_parts import cuda_graphs
 from oomguard.estimate.start.start import StartBudget, VllmSettings
-from oomguard.estimate.start.start_budget import budget_start
+from oomguard.estimate.start.start_budget import budget_start, fit
 from oomguard.report.plan import start_record
 
 TABLE = Path(__file__).parents[4] / "shared" / "data" / "llmd_v019_dev.json"

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.estimate.model.files import Parameter
-from oomguard.estimate.model.layouts import parameters_from_layout
-from oomguard.estimate.model.parameters import build_on_meta, count_parameters
+from oomguard.estimate.model.parameters import (
+    build_on_meta,
+    count_parameters,
+    parameters_from_layout,
+)
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.start.weights import (
     first_of_fullest,

@@ -7,8 +7,8 @@ import shlex
 from packaging.version import Version
 
 from oomguard.core.facts import GIB
-from oomguard.engines.vllm.command import serve_command
 from oomguard.estimate.start.start import VllmSettings
+from oomguard.planning.start import serve_command
 
 
 def test_the_command_quotes_and_names_only_what_was_given():

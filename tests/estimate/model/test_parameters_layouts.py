@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.estimate.model import layouts
-from oomguard.estimate.model.layouts import parameters_from_layout
-from oomguard.estimate.model.parameters import build_on_meta, is_tied
+from oomguard.estimate.model import parameters
+from oomguard.estimate.model.parameters import build_on_meta, is_tied, parameters_from_layout
 from oomguard.estimate.model.shape import read_shape
 
 # Families whose layers differ, or whose numbers have names of their own.
@@ -138,7 +137,7 @@ OWN = {
 PARTS = {"qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"}
 PARTS |= {"qwen3_vl_moe_text", "whisper", "muse_glimmer_text"}
 # transformers does not know dots.ocr and Kimi K2, whose decoders are Qwen2's and DeepSeek V3's.
-TYPES = sorted(set(layouts._layouts()) - {"dots_ocr", "kimi_k2"} - set(OWN) - PARTS)
+TYPES = sorted(set(parameters._layouts()) - {"dots_ocr", "kimi_k2"} - set(OWN) - PARTS)
 # Every number is another one, so that no dimension stands in for a second.
 SIZES = {
     "num_hidden_layers": 3,
@@ -193,7 +192,7 @@ def test_a_type_is_laid_out_as_transformers_builds_it(subtests):
         with subtests.test(kind=kind):
             said_by = [
                 row["field"]
-                for row in layouts._layouts()[kind].get("where", ())
+                for row in parameters._layouts()[kind].get("where", ())
                 if row["field"] != "q_lora_rank"
             ]
             for more in (
@@ -257,7 +256,7 @@ def test_what_a_layout_does_not_hold_is_not_laid_out(subtests):
 
 
 def test_each_type_stands_in_one_layout_and_each_block_in_some():
-    tables = layouts._tables()
+    tables = parameters._tables()
     types = [kind for layout in tables["layouts"] for kind in layout["types"]]
     used = {
         name

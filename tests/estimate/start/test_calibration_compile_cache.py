@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.start.compile_cache import cache_root, has_entry
+from oomguard.estimate.start.calibration import cache_root, has_entry
 
 SHAPE = read_shape(
     {

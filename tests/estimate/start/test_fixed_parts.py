@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from oomguard.core.errors import SettingError
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.start.cuda_graphs import (
+from oomguard.estimate.start.fixed_parts import (
     NO_GRAPHS,
     captured_graphs,
     captured_sizes_of,

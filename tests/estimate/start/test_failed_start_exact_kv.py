@@ -12,7 +12,7 @@ from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.diagnosis import assess, default_rules
 from oomguard.estimate.start import kv_cache
-from oomguard.estimate.start.kv_shortfall import with_exact_need
+from oomguard.estimate.start.failed_start import with_exact_need
 from oomguard.remedy.policy import Policy, make_policy
 
 PLAIN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.facts import GIB
-from oomguard.estimate.model.layouts import parameters_from_layout
+from oomguard.estimate.model.parameters import parameters_from_layout
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.start.weights import rank_weights
 

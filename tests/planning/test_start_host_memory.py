@@ -12,8 +12,7 @@ from packaging.version import Version
 import oomguard
 from oomguard.cli.plan import command
 from oomguard.core.errors import SettingError
-from oomguard.planning.host_memory import plan_host, rounded_up
-from oomguard.planning.start import read_start_request
+from oomguard.planning.start import plan_host, read_start_request, rounded_up
 
 GIB = 1 << 30
 MODEL = {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from oomguard.estimate.constants import engine_version
 from oomguard.estimate.model.shape import ModelShape
-from oomguard.estimate.start import defaults, kv_cache
+from oomguard.estimate.start import kv_cache, start
 from oomguard.estimate.start.start import VllmSettings
+from oomguard.probe import host
 
 
 def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
     def check(version, has_tiles, device, multiple):
-        monkeypatch.setattr(defaults, "has_matrix_tiles", lambda: has_tiles)
-        monkeypatch.setattr(defaults, "keeps_latent", lambda _shape: True)
+        monkeypatch.setattr(host, "has_matrix_tiles", lambda: has_tiles)
+        monkeypatch.setattr(start, "keeps_latent", lambda _shape: True)
         settings = VllmSettings(engine_version(version), 2**34, 0.9, device=device)
-        assert defaults.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
+        assert start.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
 
     for version, has_tiles, device, multiple in [
         ("0.32.0", True, "cpu", 32),
@@ -27,7 +28,7 @@ def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
 
 def test_recurrent_state_is_float32_if_the_cpu_has_bfloat16(subtests, monkeypatch):
     def check(multiplies, device, asked, size):
-        monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: multiplies)
+        monkeypatch.setattr(host, "multiplies_in_bfloat16", lambda: multiplies)
         settings = VllmSettings(
             engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import SettingError
-from oomguard.estimate.model.drafts import read_speculation
+from oomguard.estimate.model.model import read_speculation
 
 
 def test_each_method_is_read(subtests):

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from oomguard.estimate.start.defaults import (
+from oomguard.estimate.start.start import (
+    VllmSettings,
     architecture_of,
     fused_allreduce_bytes,
     has_custom_allreduce,
@@ -18,7 +19,6 @@ from oomguard.estimate.start.defaults import (
     mxfp4_padding,
     nvfp4_padding,
 )
-from oomguard.estimate.start.start import VllmSettings
 
 GIB = 2**30
 SETTINGS = VllmSettings(Version("0.19"), round(79.19 * GIB), 0.9, tensor_parallel_size=2)

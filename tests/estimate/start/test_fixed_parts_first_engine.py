@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from packaging.version import Version
 
-from oomguard.estimate.start.cuda_graphs import captured_graphs, is_first_engine
+from oomguard.estimate.start.fixed_parts import captured_graphs, is_first_engine
 from oomguard.estimate.start.start import VllmSettings
 
 SETTINGS = VllmSettings(
