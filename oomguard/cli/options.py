@@ -75,7 +75,7 @@ class Option(click.Option):
 class GroupedCommand(click.Command):
     """A command whose help page shows options in groups, then an example.
 
-        @click.command("plan", cls=Command, common=("sweep",), example="oomguard plan m --sweep …")
+        @click.command("plan", cls=GroupedCommand, common=("sweep",), example="oomguard plan")
 
     Args:
         common: the parameters that matter first, in the order of the page.
@@ -99,6 +99,7 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace old spellings, with one warning each, then parse."""
         words = []
+        # Scripts of users still contain old names.
         for word in args:
             name, joined, value = word.partition("=")
             if name in self.renamed:
@@ -124,6 +125,7 @@ class GroupedCommand(click.Command):
             record = option.get_help_record(ctx)
             if record is not None:
                 sections.setdefault(self._group_of(option), []).append(record)
+        # Rare options come last, in this order.
         for title in (ADVANCED, OUTPUT):
             sections[title] = sections.pop(title, [])
         for title, rows in sections.items():
@@ -148,7 +150,7 @@ class GroupedCommand(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands that suggests the nearest name for a misspelt one."""
+    """A group of commands that suggests the nearest name for a misspelled one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -158,6 +160,7 @@ class Group(click.Group):
         Raises:
             UsageError: no command has this name.
         """
+        # click's own message suggests nothing. A shell that completes a name must get no error.
         unknown = args[0] not in self.list_commands(ctx)
         if unknown and not ctx.resilient_parsing and not args[0].startswith("-"):
             if ctx.parent is None:
@@ -174,6 +177,7 @@ class Group(click.Group):
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=_SIMILAR)
         if near:
             return f"did you mean: {shlex.join([*ctx.command_path.split(), near[0], *args[1:]])}"
+        # `oomguard error.log` and `oomguard vllm serve` are easy mistakes.
         if ctx.parent is None and Path(args[0]).exists():
             return f"to read it: oomguard diagnose {shlex.quote(args[0])}"
         if ctx.parent is None and (len(args) > 1 or shutil.which(args[0]) is not None):
@@ -206,6 +210,7 @@ def as_usage_error(error: click.ClickException) -> UsageError:
         hint = f"for example: {example}"
     else:
         hint = f"{ctx.command_path} --help lists the options"
+    # click's errors differ in what they know: the option, the parameter, or only a sentence.
     if isinstance(error, click.NoSuchOption):
         return _of_unknown_option(error, ctx)
     if isinstance(error, click.BadOptionUsage):
@@ -261,6 +266,7 @@ def _option_named(ctx: click.Context, name: str) -> click.Parameter | None:
 def _name_of(param: click.Parameter) -> str:
     """Return the name of an option or an argument."""
     if isinstance(param, click.Option):
+        # The long name explains itself.
         return max(param.opts, key=len)
     return (param.metavar or param.human_readable_name).strip("[]")
 
@@ -270,6 +276,7 @@ def _example_of(param: click.Parameter | None, otherwise: str) -> str:
     if not isinstance(param, click.Option):
         return otherwise
     value = getattr(param, "example", None)
+    # A choice and a number have an obvious example, so their options need not name one.
     if value is None and isinstance(param.type, click.Choice):
         value = str(param.type.choices[0])
     if value is None and isinstance(param.type, (click.IntRange, click.FloatRange)):
@@ -479,6 +486,7 @@ class CommandAfterDashes(GroupedCommand):
             own = args[: args.index("--")]
         else:
             own = args
+        # Help needs no command.
         if not {"-h", "--help"} & set(own):
             first = _first_other_word(self, ctx, own)
             if first is not None:

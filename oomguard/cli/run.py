@@ -324,6 +324,7 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
         errors.flush()
 
     write_events(write, least)
+    # A thread's failure must not print a traceback between the command's lines.
     threading.excepthook = _log_failed_thread
 
 
@@ -345,6 +346,7 @@ def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
+    # The supervisor prints events too, so both share one form.
     from oomguard.supervisor.messages import event_line
 
     return event_line(event, fields)
@@ -671,6 +673,8 @@ def command(
         host_reserve_bytes=None if host_reserve == "auto" else host_reserve,
         input_path=None if input_file is None else str(Path(input_file).absolute()),
     )
+    # A script under `oomguard run` may itself call `oomguard run`. Only the outer one changes
+    # anything.
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
@@ -686,11 +690,13 @@ def command(
         attempts = 1
     limits = {"max_attempts": attempts, "max_per_hour": max_per_hour, "deadline_s": deadline}
     policy = read_policy(allow, pinned, floors, **limits)
+    # A mistake in a rule or in --report must not appear after hours of work.
     _check(rules, report)
 
     if not step_recovery:
         from oomguard.engines.vllm.plugin import STEP_RECOVERY
 
+        # The engine's process reads the variable, and the command inherits it.
         os.environ[STEP_RECOVERY] = "0"
     if snapshot is None:
         snapshot_request = None
@@ -701,12 +707,14 @@ def command(
         if not quiet:
             from oomguard.report.panel import print_diagnosis
 
+            # The later failures follow from the first one.
             shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
             print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
     launch = Launch(tuple(argv))
     support = choices.begin(RunSetup(launch, signals, grace, pinned, outer))
     start = _hung_start(link, rules, grace)
+    # Of several ranks only one reports, so the others log errors alone.
     configure_log(log_format, quiet=quiet or not (support.is_reporter or verbose), verbose=verbose)
     if support.is_reporter:
         opens = partial(_journal, journal)
@@ -733,12 +741,14 @@ def command(
         ),
         together=support.coordinator,
     )
+    # A run inside another one begins as the outer run decided.
     may_reuse = reuse and outer is None and support.may_reuse()
     known = changes_to_reuse(launch, policy, journal, reuse=may_reuse)
     supervision.begins_with = support.begins_with(policy) or known
     with support:
         with support.reporting_errors():
             outcome = run_attempts(supervision, link, ctx, metrics, is_inner=outer is not None)
+        # The status is chosen first, because the messages below contain it.
         outcome = support.classify(outcome)
         support.report_end(outcome)
         # Of several ranks one does, and the others end after it.
@@ -786,6 +796,7 @@ def _report_everywhere(
 
 def _show_attempts(outcome: Outcome, color: str, *, quiet: bool) -> None:
     """Show the attempts of a run with several, and the reduced settings that remain."""
+    # The diagnosis alone says everything about a single attempt.
     if len(outcome.attempts) < 2:
         return
     from oomguard.core.presentable import drawn
@@ -810,6 +821,7 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
         return SharedJournal(place)
     from oomguard.journal.store import Journal
 
+    # Without HOME the default would be a file in the working directory.
     if place is None and not default_path().is_absolute():
         raise InputError(
             "oomguard found no home folder for the journal",

@@ -218,6 +218,7 @@ class RanksOptions:
             UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
+        # The user may know better than a launcher's variables.
         if self.rendezvous == _OFF:
             return None
         from oomguard.cluster.ranks.rendezvous import RankIdentity, detect_rank
@@ -227,6 +228,8 @@ class RanksOptions:
                 "--rendezvous '': the value is empty",
                 hint="--rendezvous DIR, a folder that all ranks see",
             )
+        # The user's options come before the launcher's variables, and those before the command's
+        # own.
         own = self._asked() or detect_rank(environ)
         if own is None:
             from oomguard.engines.devices import ranks_in_command
@@ -236,6 +239,7 @@ class RanksOptions:
                 own = None
             else:
                 own = RankIdentity(**found)
+        # --rendezvous says that there are several ranks, so weaker signs of a rank are enough.
         if own is None and self.rendezvous is not None:
             own = detect_rank(environ, is_one_job=True)
             if own is None:
@@ -720,6 +724,7 @@ class SchedulerSupport:
             probes = _probes(self._options.probes, health)
             self.companions += () if probes is None else (probes,)
         if self._options.slurm_comment or self._options.slurm_requeue:
+            # srun starts this process once for each task, and one of them writes the comment.
             if reports_for_all is None:
                 speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST
             else:
@@ -876,6 +881,7 @@ class ClusterRun:
     def __init__(self, options: ClusterOptions, setup: RunSetup) -> None:
         self._options = options
         self._setup = setup
+        # oomguard watches every server, but reports that it cannot watch one only if the user asked.
         is_asked_for = options.serving.is_asked_for(click.get_current_context())
         self._server = ServerSupport(
             options.serving, setup.launch, setup.signals, setup.grace_s, asked=is_asked_for

@@ -212,6 +212,7 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
     ``level`` is the level of its headings (1 to 6).
     """
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
+    # A log without a failure still has starts to show.
     if not sections:
         found = _element(f"h{level}", diagnosis.without_failure, "headline")
         sections = [f'<section class="quiet">\n{found}</section>\n']

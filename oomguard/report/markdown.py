@@ -92,6 +92,7 @@ def code(text: str) -> str:
 
 def fenced(text: str) -> list[str]:
     """Return a text as a fenced block, with a fence longer than any backticks in it."""
+    # The text may contain a fence of its own, such as a quoted report.
     longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
     # A fence must be longer than any run of backticks in the text.
     fence = "`" * max(3, longest + 1)

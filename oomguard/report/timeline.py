@@ -477,6 +477,7 @@ def call_rows(rows: Sequence[SeenCall], most_rows: int) -> tuple[list[tuple[str,
     Of many calls, the failed and the largest ones are shown.
     """
     shown = list(rows)
+    # Failures matter most, then the largest calls.
     if len(rows) > most_rows:
         first = sorted(
             range(len(rows)), key=lambda i: (not _failed(rows[i]), -_peak_bytes(rows[i]), i)

@@ -149,6 +149,7 @@ def _hidden(
                 f"{one.place.shown}: processes that are not visible here hold "
                 f"{format_gib(one.unseen_bytes)}"
             )
+    # In a container without the host's PID namespace, these numbers name other processes.
     processes = [one.place.used_bytes_by_pid for one in seen]
     if not pids_are_known and any(processes):
         yield ("process IDs are the host's: inside this container they mean other processes")

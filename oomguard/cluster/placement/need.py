@@ -436,6 +436,7 @@ def fits_nowhere(
             f"{_devices(count)} needed, but only {len(usable)} can be used{hidden}{why}",
             hint=_over_fewer(need, usable, own),
         )
+    # If the command does not fit on the largest device, it fits on none.
     largest = max(usable, key=lambda place: place.total_bytes or 0)
     reason = need.on(largest, emptied=True).reason
     plan = need.plan_on(largest)
@@ -450,6 +451,7 @@ def fits_nowhere(
     largest_of = f"the largest{' that --gpus names' if asked.named else ''}"
     has = f"{largest.shown}, {largest_of}, has {format_gib(largest.total_bytes or 0)}"
     what = f"the command fits on no device{hidden}: {takes}, but {has}: {reason}"
+    # The command with these changes fits, so it is the line to paste.
     if plan.changes:
         return PlacementError(what, hint=own.line(command=need.start.changed(plan)))
     return PlacementError(what, hint=_otherwise(need.start, plan.needed, largest, len(usable), own))
@@ -457,6 +459,7 @@ def fits_nowhere(
 
 def _least(budget: StartBudget) -> str:
     """Return the memory of the fullest device with the smallest sufficient KV cache."""
+    # The stage with most memory decides, because every stage has a device of its own.
     sizes = []
     for stage in budget.stages:
         sizes.append(stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes)
