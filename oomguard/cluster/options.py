@@ -881,7 +881,7 @@ class ClusterRun:
     def __init__(self, options: ClusterOptions, setup: RunSetup) -> None:
         self._options = options
         self._setup = setup
-        # oomguard watches every server, but reports that it cannot watch one only if the user asked.
+        # oomguard watches every server. It warns that it cannot watch one only if the user asked.
         is_asked_for = options.serving.is_asked_for(click.get_current_context())
         self._server = ServerSupport(
             options.serving, setup.launch, setup.signals, setup.grace_s, asked=is_asked_for
