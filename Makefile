@@ -82,7 +82,7 @@ typecheck: .venv/ready-dev
 # Each with the minutes it takes on 2 cores. BENCH_RESUME=FOLDER keeps the results of the long ones, case by case.
 BENCHMARKS := import_time:0.1 install_size:1 plan_time:0.2 guard_overhead:0.1 guard_latency:2 short_log:0.2 published_starts:0.5 fit_constants:1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 sglang_remedies:0.1 \
 	throughput:1 run_throughput:3 run_start:0.2 run_cost:0.2 run_same:3 many_runs:1 kill_rounds:6 host_reserve:12 host_trend:1 generate_peak:2 batch_cases:20 healthy_logs:11
-VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15 step_recovery:30
+VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15 step_recovery:45
 
 bench: .venv/ready-bench       ## the figures, each beside its goal; ends with those that were missed
 	@scripts/bench $(BIN)/python $(BENCHMARKS)

@@ -1,7 +1,8 @@
 """Figure: what ``oomguard plan`` costs beside ``python -c pass``, with transformers and without,
 and a sweep beside one plan.
 
-The model is an 8B by its config.json alone. Without transformers: its folder and torch's are out of
+The model is an 8B by its config.json alone, and once more as a family that only transformers can
+build: the first plan of it builds, later ones read the answer from the cache. Without transformers: its folder and torch's are out of
 sight, all else is as it was.
 """
 
@@ -20,6 +21,7 @@ from support.figure import conclude
 ROUNDS = 10
 GOAL_MORE_S = 0.4
 GOAL_SWEEP_RATIO = 2
+GOAL_BUILT_S = 1.5
 HIDDEN = ("torch", "transformers")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,6 +35,7 @@ MODEL = {
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }
+BUILT = {**MODEL, "architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
 PLAN = ["plan", "--device", "cuda", "--gpu-name", "H100", "--no-calibration", "--format", "json"]
 SWEEP = ["--sweep", "max_model_len=" + ",".join(str(1024 * n) for n in range(1, 21))]
 
@@ -75,12 +78,18 @@ def main() -> None:
         (model / "config.json").write_text(json.dumps(MODEL))
         os.environ["XDG_CACHE_HOME"] = folder
         plan = [sys.executable, "-m", "oomguard", *PLAN, str(model)]
+        other = Path(folder, "other")
+        other.mkdir()
+        (other / "config.json").write_text(json.dumps(BUILT))
+        build = [*plan[:-1], str(other)]
+        first_s = seconds(build)
         found = measured(
             {
                 "nothing": [sys.executable, "-c", "pass"],
                 "with": plan,
                 "without": [*without_transformers(bare), *PLAN, str(model)],
                 "sweep": [*plan, *SWEEP],
+                "built": build,
             }
         )
     more = {name: found[name] - found["nothing"] for name in ("with", "without")}
@@ -89,9 +98,12 @@ def main() -> None:
         f"plan of an 8B: {more['with']:.2f} s more than python -c pass with transformers, "
         f"{more['without']:.2f} s without "
         f"(goal <= {GOAL_MORE_S}); 20 rows of a sweep {ratio:.2f} times one plan (goal <= "
-        f"{GOAL_SWEEP_RATIO}); "
+        f"{GOAL_SWEEP_RATIO}); a family that transformers builds {first_s:.1f} s once, then "
+        f"{found['built']:.2f} s (goal <= {GOAL_BUILT_S}); "
         f"{time.perf_counter() - began:.0f} s",
-        met=max(more.values()) <= GOAL_MORE_S and ratio <= GOAL_SWEEP_RATIO,
+        met=max(more.values()) <= GOAL_MORE_S
+        and ratio <= GOAL_SWEEP_RATIO
+        and found["built"] <= GOAL_BUILT_S,
     )
 
 

@@ -51,10 +51,9 @@ if TYPE_CHECKING:
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
-    from oomguard.instrumentation.watch import Watch, watch
+    from oomguard.instrumentation import Watch, watch
     from oomguard.mapping.items import FailedItem
-    from oomguard.mapping.map import amap, imap, map  # noqa: A004 - what it is called everywhere
-    from oomguard.mapping.work import Results
+    from oomguard.mapping.map import Results, amap, imap, map  # noqa: A004 - what it is called everywhere
     from oomguard.planning.plan import plan
     from oomguard.planning.start import StartPlan
     from oomguard.remedy.policy import Policy
@@ -131,10 +130,9 @@ _HOMES = {
     "guarding.guard": ("Guard", "guard"),
     "guarding.attempts": ("attempts",),
     "core.incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
-    "instrumentation.watch": ("Watch", "watch"),
+    "instrumentation": ("Watch", "watch"),
     "mapping.items": ("FailedItem",),
-    "mapping.map": ("amap", "imap", "map"),
-    "mapping.work": ("Results",),
+    "mapping.map": ("Results", "amap", "imap", "map"),
     "estimate.call.call_budget": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
     "cluster.placement.devices": ("PlacedDevices", "place"),

@@ -32,7 +32,7 @@ DEVICE: Final = "device"
 
 
 class Ledger:
-    """The attempts of one run under one policy.
+    """Keep the attempts of one run under one policy.
 
         for number in ledger.rounds():
             attempt = ledger.end(incident, error="OutOfMemoryError")
@@ -91,6 +91,7 @@ class Ledger:
         yield self._begin()
         while self._leads_on and self.leaves_another():
             yield self._begin()
+        # Changes were left, but the loop ended: only the policy forbids another attempt.
         self.exhausted = self.exhausted or self._leads_on
 
     @property
@@ -134,6 +135,8 @@ class Ledger:
         """
         from oomguard.diagnosis import assess_all
 
+        # Values that failed are recorded before planning, so that no plan contains one of them
+        # again.
         self.tried.update((self.settings if failed_with is None else failed_with).items())
         found = assess_all(
             scanned,
@@ -184,6 +187,7 @@ class Ledger:
 
     def wanted(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
         """Return the plan's next patches that ``carries`` accepts and that have not failed."""
+        # Loaded here, because a successful run plans nothing.
         from oomguard.remedy.planner import next_patches
 
         # Some kinds are not a shortage, such as another process that freed memory during profiling.
@@ -207,9 +211,9 @@ class Ledger:
             self.pending = ()
             self.left = wanted
         else:
-            self.pending = tuple(
-                replace(patch, permitted_by=self.policy.permission(patch)) for patch in wanted
-            )
+            permission = self.policy.permission
+            pending = [replace(patch, permitted_by=permission(patch)) for patch in wanted]
+            self.pending = tuple(pending)
             self.left = ()
         return self.pending
 
@@ -217,6 +221,7 @@ class Ledger:
         self, patches: tuple[Patch, ...], left: tuple[Patch, ...], *, is_change_left: bool
     ) -> None:
         """Use what all ranks agreed on for the next attempt, instead of ``choose``."""
+        # The other ranks ran with these values too, so they count as tried.
         self.tried.update(self.settings.items())
         self.pending = patches
         self.left = left
@@ -229,7 +234,7 @@ class Ledger:
         return self._repeats
 
     def refuse(self, why: str | None) -> None:
-        """Drop the patches of the next attempt, which is not made; the diagnosis notes why."""
+        """Drop the patches of the next attempt, which does not follow; the diagnosis notes why."""
         self.pending = ()
         if self.diagnosis is not None and why is not None:
             self.diagnosis = replace(self.diagnosis, notes=(*self.diagnosis.notes, why))
@@ -271,7 +276,11 @@ TOLERANCE_RATIO: Final = 0.01
 
 def devices_by_index() -> dict[int, Device]:
     """Return the devices with known free memory, by index."""
-    return {d.index: d for d in nvml.devices() or () if d.free_bytes is not None}
+    found = {}
+    for device in nvml.devices() or ():
+        if device.free_bytes is not None:
+            found[device.index] = device
+    return found
 
 
 def wait_until_free(
@@ -295,6 +304,7 @@ def wait_until_free(
     """
     began = time.monotonic()
     deadline = began + limit_s
+    # Drivers usually free memory within a second, so a short wait is not announced.
     is_announced = False
     while before and not stop():
         now = devices_by_index()
@@ -319,17 +329,17 @@ def wait_until_free(
                 is_host_pid = sees_host_pids()
             else:
                 is_host_pid = host_pids
-            return "; ".join(
-                f"GPU {i}: {format_gib(size)} still held, "
-                f"{_holders(before[i], now[i], is_host_pid=is_host_pid)}"
-                for i, size in held.items()
-            )
+            lines = []
+            for i, size in held.items():
+                holders = _holders(before[i], now[i], is_host_pid=is_host_pid)
+                lines.append(f"GPU {i}: {format_gib(size)} still held, {holders}")
+            return "; ".join(lines)
         time.sleep(FREE_POLL_S)
     return None
 
 
 def _held_bytes(was: Device, now: Device | None) -> int | None:
-    """Return the bytes that were not freed; None if all were, or if nothing is known."""
+    """Return the bytes that are still in use; None if all are free, or if nothing is known."""
     if now is None or now.free_bytes is None or was.free_bytes is None:
         return None
     if now.free_bytes < was.free_bytes * (1 - TOLERANCE_RATIO):
@@ -342,11 +352,11 @@ def _holders(was: Device, now: Device, *, is_host_pid: bool | None) -> str:
     if now.used_bytes_by_pid is None:
         return "by processes that the driver does not show"
     before = was.used_bytes_by_pid or {}
-    grown = {
-        pid: (size, (size or 0) - (before.get(pid) or 0))
-        for pid, size in now.used_bytes_by_pid.items()
-    }
-    grown = {pid: sizes for pid, sizes in grown.items() if sizes[1] > 0 or pid not in before}
+    grown = {}
+    for pid, size in now.used_bytes_by_pid.items():
+        growth = (size or 0) - (before.get(pid) or 0)
+        if growth > 0 or pid not in before:
+            grown[pid] = (size, growth)
     if not grown:
         return "by no process that the driver shows"
     if not is_host_pid:

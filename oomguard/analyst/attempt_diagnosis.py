@@ -47,9 +47,8 @@ def roll_back(ledger: Ledger, needed: Mapping[str, LeastValue], rules: RuleSet) 
         needed: the refused values, by setting.
         rules: the rules that explain the failure.
     """
-    if (
-        ledger.diagnosis is None
-    ):  # without an earlier failure, the change was reused from an earlier run
+    # Without an earlier failure, the refused change was reused from an earlier run.
+    if ledger.diagnosis is None:
         for patch in ledger.patches:
             if patch.setting in needed:
                 fields = {
@@ -121,9 +120,11 @@ def only_compares_texts(argv: Sequence[str]) -> bool:
     """
     table = _program_table()
     programs = {inner.program for inner in inner_commands(argv)}
-    scripts = {
-        PurePath(word).stem for word in argv if word.endswith(".py")
-    }  # a Python file is known by its name
+    scripts = set()
+    for word in argv:
+        # A Python file is known by its name.
+        if word.endswith(".py"):
+            scripts.add(PurePath(word).stem)
     compare = programs & set(table["compare_texts"]) - scripts
     return bool(compare) and programs - compare <= set(table["beside_them"])
 
@@ -153,10 +154,10 @@ def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosi
     """
     names = [PurePath(word).name for word in argv]
     is_labelled = "srun" in names and bool(_LABELS & set(names))
-    found = tuple(
-        _named(incident, tail, is_labelled=is_labelled) for incident in diagnosis.incidents
-    )
-    return replace(diagnosis, incidents=found)
+    found = []
+    for incident in diagnosis.incidents:
+        found.append(_named(incident, tail, is_labelled=is_labelled))
+    return replace(diagnosis, incidents=tuple(found))
 
 
 def _named(incident: Incident, tail: str, *, is_labelled: bool) -> Incident:
@@ -300,12 +301,19 @@ class AttemptDiagnoser:
         if status:
             scanned = output.or_engine_log(scanned, self.insight.said(launch), self.rules, settings)
             scanned = with_ranks(scanned, output.tail, first.argv)
-        if death is not None:  # failures of an earlier start or of a request did not end the run
-            own = tuple(i for i in scanned.incidents if i.start == death.start)
-            scanned = replace(scanned, incidents=own or (death,))
-        if ended is not None:  # oomguard caused what the engine printed while it was stopped
-            found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
-            scanned = replace(scanned, incidents=found, notes=(ended.why, *scanned.notes))
+        # Failures of an earlier start, or of a request, did not end the run.
+        if death is not None:
+            own = []
+            for incident in scanned.incidents:
+                if incident.start == death.start:
+                    own.append(incident)
+            scanned = replace(scanned, incidents=tuple(own) or (death,))
+        # The stop itself caused what the engine printed while it ended.
+        if ended is not None:
+            counted = scanned.incidents
+            if ended.is_hang:
+                counted = _out_of_memory(scanned)
+            scanned = replace(scanned, incidents=counted, notes=(ended.why, *scanned.notes))
         if ended is not None and ended.host is not None:
             scanned = with_host_stop(scanned, ended.host)
         if death is None:
@@ -350,13 +358,14 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
         record: the supervisor's record of the stop.
     """
     figures = _stop_figures(record)
+    # On unified memory, or on a CPU, the engine's own memory is what filled the host.
     figures["engine_in_host_memory"] = bool(found.starts) and (
         record["is_unified"] or "on_cpu" in found.starts[-1].facts
     )
     facts = {name: Fact(name, value, "measured") for name, value in figures.items()}
     curve = _stop_curve(record["curve"])
     lines = (_stop_sentence(record), curve, _killed_processes(record["killed"]))
-    evidence = tuple(Evidence(line) for line in lines if line)
+    evidence = tuple(Evidence(line) for line in filter(None, lines))
     incident = Incident(
         _STOP_KIND,
         evidence[0].text,
@@ -375,9 +384,21 @@ def with_host_stop(found: Diagnosis, record: Mapping[str, Any]) -> Diagnosis:
             settings_complete=start.settings_complete,
             start=start.number,
         )
-    others = tuple(other for other in found.incidents if other.is_oom)
-    notes = (curve, *(note for note in found.notes if note != evidence[0].text))
-    return replace(found, incidents=(incident, *others), notes=notes)
+    notes = [curve]
+    for note in found.notes:
+        if note != evidence[0].text:
+            notes.append(note)
+    incidents = (incident, *_out_of_memory(found))
+    return replace(found, incidents=incidents, notes=tuple(notes))
+
+
+def _out_of_memory(found: Diagnosis) -> tuple[Incident, ...]:
+    """Return only the failures in which memory ran out."""
+    incidents = []
+    for incident in found.incidents:
+        if incident.is_oom:
+            incidents.append(incident)
+    return tuple(incidents)
 
 
 def _stop_figures(record: Mapping[str, Any]) -> dict[str, FactValue]:
@@ -413,7 +434,10 @@ def _stop_curve(curve: Sequence[Sequence[float]]) -> str:
     """Return what was left in the last minute, as one line."""
     shown = []
     for seconds in _CURVE_POINTS_S:
-        earlier = [left for at_s, left in curve if at_s <= -seconds]
+        earlier = []
+        for at_s, left in curve:
+            if at_s <= -seconds:
+                earlier.append(left)
         if earlier:
             shown.append(f"{format_gib(earlier[-1])} {seconds} s before")
     shown.append(f"{format_gib(curve[-1][1])} at the stop")

@@ -49,6 +49,7 @@ class AttemptHooks:
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
         """Call the early hooks before an attempt starts its command."""
         for companion in self.of_run:
+            # Most hooks only follow the attempts.
             if isinstance(companion, PreStartHook):
                 _call(partial(companion.begins, number, patches))
 

@@ -91,15 +91,19 @@ def commands_to_paste(
     from oomguard.core.redact import mask_command
 
     first = replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={})
-    solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
+    solved = {}
+    for patch in incident.plan:
+        if not is_out_of_question(patch):
+            solved[patch.setting] = patch.new
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
-    groups = {
-        patch.setting: {
-            p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None
-        }
-        for patch in incident.plan
-        if patch.group is not None
-    }
+    members: dict[int, dict[str, FactValue]] = {}
+    for patch in incident.plan:
+        if patch.group is not None and patch.new is not None:
+            members.setdefault(patch.group, {})[patch.setting] = patch.new
+    groups = {}
+    for patch in incident.plan:
+        if patch.group is not None:
+            groups[patch.setting] = members.get(patch.group, {})
     commands = {}
     for key, value in solved.items():
         if value is None:
@@ -189,9 +193,9 @@ def _with_next_first(
     An expert may prefer another action, but the user did not permit it.
     """
     names = {patch.setting for patch in wanted}
-    first = [action for action in incident.actions if action.id in names]
-    rest = [action for action in incident.actions if action.id not in names]
-    shown = replace(incident, actions=(*first, *rest))
+    # sorted() is stable, so that both parts keep their order
+    actions = sorted(incident.actions, key=lambda action: action.id not in names)
+    shown = replace(incident, actions=tuple(actions))
     return replace(
         diagnosis,
         incidents=tuple(shown if one is incident else one for one in diagnosis.incidents),
@@ -227,9 +231,11 @@ def refusal_of(
 
 def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
     """Return the settings in the user's command, before any change of ours."""
-    return tuple(
-        name for name, found in engine.settings_in_force(first).items() if found.set_by_user
-    )
+    chosen = []
+    for name, found in engine.settings_in_force(first).items():
+        if found.set_by_user:
+            chosen.append(name)
+    return tuple(chosen)
 
 
 @dataclass(slots=True)
@@ -310,10 +316,13 @@ class AttemptLoop:
         )
         ledger.pending = self.begins_with
         folder = link.session
+        # The supervisor starts a plain command before the analyst exists, so the launch is adopted
+        # then.
         if link.is_running:
             self.launch = self._insight.begun(self._first, link.environment())
         elif cannot_make(folder) is None:
             self.launch = self._insight.watched(self._first, folder)
+        # The ledger begins an attempt with each step of this loop; choosing no change ends it.
         for number in ledger.rounds():
             if number > 1 or ledger.patches:
                 self._apply(folder)
@@ -341,20 +350,21 @@ class AttemptLoop:
             if number > 1 or left_s > 0:
                 self.launch = self.placing.placed(self.launch, self._gate.stopped, left_s)
             if not self._gate.stopped():
-                self._ledger.require_time()  # choosing and waiting took time
+                # Choosing the changes and waiting for devices took time.
+                self._ledger.require_time()
         except (DeadlineError, PlacementError, UsageError) as error:
             if number == 1:
                 raise
             get_logger().warning(f"Not retried: {error}", command=self._shown())
             return False
-        return (
-            number == 1 or not self._gate.stopped()
-        )  # the placement may have waited, and the user may have stopped it
+        # Placement may have waited, and the user may have stopped it.
+        return number == 1 or not self._gate.stopped()
 
     def _attempt(self, number: int, signals: ReceivedSignals, folder: Path) -> None:
         log = get_logger()
         ledger = self._ledger
-        write = log.debug if number == 1 else log.info  # a healthy run shows nothing
+        # A healthy run shows nothing.
+        write = log.debug if number == 1 else log.info
         if number > 1 or log.isEnabledFor(DEBUG):
             write("Attempt started", number=number, command=self._shown())
 
@@ -367,7 +377,10 @@ class AttemptLoop:
         self._gate.begins(
             self.launch, self._link.facts["began"]["at"] if self._link.is_running else None
         )
+        # Hooks come before the start, because the command inherits what they put into the
+        # environment.
         self.companions.begins(number, ledger.patches)
+        # Read before the start, so that the kernel's kills during the attempt can be counted.
         cgroup = _control_group(self._link)
         self._side_effects.begins(self.launch)
         with self.placing.watching(LiveOutput(self._link)):
@@ -392,6 +405,7 @@ class AttemptLoop:
             self._refused = "request refused"
         else:
             self._refused = ""
+        # A change that the engine refused must not come back with the next change.
         self._first = without_changes(self._first, explained.refused)
         found = self.placing.moved(explained.diagnosis)
         agreed = self._agree(number, ended.status, found, output, folder)
@@ -405,6 +419,7 @@ class AttemptLoop:
             measured = output.comparable(ledger.patches)
         else:
             measured = {}
+        # An engine may run out of memory in a step and go on; the journal counts such steps too.
         survived = self.survived_steps()
         if survived:
             figures = step_figures(survived)
@@ -426,6 +441,7 @@ class AttemptLoop:
         )
         self.keeper.end(attempt, last_start(output, self._engine, self.launch), survived)
         self.companions.ended(attempt)
+        # An attempt that was cut short has measured nothing that a later estimate could use.
         if signals.stopped_by is None and output is not None:
             record_calibration(output.scanner, self._engine, self.launch, self.keeper)
         if incident is not None or ours is not None:
@@ -462,6 +478,7 @@ class AttemptLoop:
         refusal = refusal_of(
             number, self._ledger, self._link.signals.lost_input, folder, dry_run=self.dry_run
         )
+        # A change that had no effect proves nothing, so another one on top of it would be a guess.
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         printed = ("", None) if output is None else (output.tail, output.scanner.found.began_s())
@@ -585,9 +602,10 @@ class AttemptLoop:
 
     def _shown(self) -> str:
         """Return the next attempt as a line to paste, without parts of this run only."""
-        chosen = {
-            patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None
-        }
+        chosen = {}
+        for patch in self._ledger.pending:
+            if patch.new is not None:
+                chosen[patch.setting] = patch.new
         return to_paste(self._first, self._engine, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:

@@ -55,9 +55,7 @@ class EnvLauncher:
     def carries(self, name: str) -> bool:
         """Return whether a setting can change a launch."""
         if name == ALLOCATOR:
-            return not self._is_refused and not any(
-                "expandable_segments" in value for value in _set().values()
-            )
+            return not self._is_refused and "expandable_segments" not in " ".join(_set().values())
         return name == DEVICE or self._engine.carries(name)
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
@@ -73,11 +71,10 @@ class EnvLauncher:
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
         """Return a line to paste that runs the launch with these settings."""
         line = self._engine.shown(launch, _others(settings))
-        variables = {
-            name: value
-            for name, value in _merged(settings).items()
-            if name == CUDA or name in _set()
-        }
+        variables = {}
+        for name, value in _merged(settings).items():
+            if name == CUDA or name in _set():
+                variables[name] = value
         variables |= _devices(settings)
         return " ".join(
             [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), line]
@@ -89,7 +86,11 @@ class EnvLauncher:
 
 
 def _others(settings: Mapping[str, FactValue]) -> dict[str, FactValue]:
-    return {name: value for name, value in settings.items() if name not in BY_VARIABLE}
+    found = {}
+    for name, value in settings.items():
+        if name not in BY_VARIABLE:
+            found[name] = value
+    return found
 
 
 def _devices(settings: Mapping[str, FactValue]) -> dict[str, str]:
@@ -100,7 +101,11 @@ def _devices(settings: Mapping[str, FactValue]) -> dict[str, str]:
 
 def _set() -> dict[str, str]:
     """Return the allocator's variables of this process."""
-    return {name: os.environ[name] for name in (*_NAMES, HIP) if os.environ.get(name)}
+    found = {}
+    for name in (*_NAMES, HIP):
+        if os.environ.get(name):
+            found[name] = os.environ[name]
+    return found
 
 
 def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
@@ -132,11 +137,11 @@ def given_settings(
     if last is None or last.arguments is None or engine.is_own_command(launch.argv):
         return engine.settings_in_force(launch)
     known = {"model": last.model} | dict(last.arguments)
-    return {
-        name: SettingInForce(name, value, True, ARGUMENTS)
-        for name, value in known.items()
-        if value is not None
-    }
+    found = {}
+    for name, value in known.items():
+        if value is not None:
+            found[name] = SettingInForce(name, value, True, ARGUMENTS)
+    return found
 
 
 def with_effective_settings(
@@ -166,11 +171,12 @@ def with_effective_settings(
         found = {}
     else:
         found = _contradicted(patched.settings, failed.in_effect)
-    overridden_names = {
-        name: over
-        for name in SETTINGS
-        if (over := insight.beaten_by(launch, name, incident.facts)) is not None
-    }
+    # A flag of the command may win over a variable, so the change never reached the engine.
+    overridden_names = {}
+    for setting in SETTINGS:
+        over = insight.beaten_by(launch, setting, incident.facts)
+        if over is not None:
+            overridden_names[setting] = over
     found |= overridden_names
     facts = dict(patched.facts)
     overridden = patched.settings.get("kv_cache_memory_bytes")
@@ -195,7 +201,7 @@ def with_effective_settings(
 def _contradicted(
     settings: Mapping[str, SettingInForce], in_effect: Mapping[str, FactValue]
 ) -> dict[str, SettingInForce]:
-    """Return numbers that differ from the given ones, and hard limits that nobody listed."""
+    """Return numbers that differ from the given ones, and hard limits that no setting names."""
     found = {}
     for name, value in in_effect.items():
         # one thing may have two names, such as awq and awq_marlin
@@ -222,12 +228,10 @@ def _with_patched(
     """
     changed = dict(settings)
     if launch.engine_changes:
-        meant = [
-            change.settings
-            for change in launch.engine_changes
-            if change.reaches(failed_model(incident), None)
-        ]
-        changed = {name: value for one in meant for name, value in one.items()}
+        changed = {}
+        for change in launch.engine_changes:
+            if change.reaches(failed_model(incident), None):
+                changed.update(change.settings)
     found = dict(incident.settings)
     facts = dict(incident.facts)
     for name, value in changed.items():
@@ -242,7 +246,8 @@ def _with_patched(
         found[name] = SettingInForce(name, value, by_user, "patched")
         fact = SETTING_FACTS.get(name, "")
         if fact in facts and not _is_of_a_line(facts[fact]) and is_of_type(fact, value):
-            facts[fact] = Fact(fact, value, "patched")  # the fact shows the value before the change
+            # The printed value is from before the change.
+            facts[fact] = Fact(fact, value, "patched")
     return replace(incident, settings=found, facts=facts)
 
 

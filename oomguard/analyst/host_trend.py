@@ -88,7 +88,10 @@ class Trend:
 
     def _of_window(self, window_s: float) -> Forecast | None:
         now_s = self._samples[-1][0] if self._samples else 0.0
-        inside = [one for one in self._samples if now_s - one[0] <= window_s]
+        inside = []
+        for one in self._samples:
+            if now_s - one[0] <= window_s:
+                inside.append(one)
         if not inside or now_s - inside[0][0] < 0.9 * window_s:
             return None
         points = _floors(inside, now_s - window_s, window_s)
@@ -99,14 +102,21 @@ class Trend:
         if growth <= 0:
             return None
         recent_s = now_s - window_s / _PARTS
-        peak = max(size for at_s, size in inside if at_s >= recent_s)
+        peak = 0.0
+        for at_s, size in inside:
+            if at_s >= recent_s:
+                peak = max(peak, size)
         left_s = (self.limit_bytes - peak) / growth
         if left_s > window_s * _REACH_RATIO or used < _LEAST_FILL_RATIO * self.limit_bytes:
             return None
         if growth * window_s < _LEAST_GROWTH_RATIO * self.limit_bytes:
             return None
-        earlier = [size for at_s, size in self._samples if now_s - at_s > window_s]
-        if used < max(earlier, default=0.0) or not is_steady(points):
+        # Memory that was this high before has gone down since, so the growth is not a leak.
+        most_before = 0.0
+        for at_s, size in self._samples:
+            if now_s - at_s > window_s:
+                most_before = max(most_before, size)
+        if used < most_before or not is_steady(points):
             return None
         return Forecast(growth, max(0.0, left_s))
 
@@ -125,11 +135,10 @@ def _floors(
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Return the median slope of all pairs of points (Theil-Sen); outliers do not move it."""
-    slopes = [
-        (size - before) / (at_s - before_s)
-        for number, (before_s, before) in enumerate(points)
-        for at_s, size in points[number + 1 :]
-    ]
+    slopes = []
+    for number, (before_s, before) in enumerate(points):
+        for at_s, size in points[number + 1 :]:
+            slopes.append((size - before) / (at_s - before_s))
     return statistics.median(slopes)
 
 

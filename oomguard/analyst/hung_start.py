@@ -84,12 +84,14 @@ class HungStart:
         cpu_s = 0.0
         while not over.wait(LOOK_S):
             now = self.live.came
+            # Any output counts as activity, even a repeated line.
             if now != came:
                 came = now
                 quiet_s = 0.0
                 cpu_s = _cpu_s(self.root)
                 continue
             quiet_s += LOOK_S
+            # Reading the output is expensive, so it happens once in each quiet period.
             if not self.quiet_s <= quiet_s < self.quiet_s + LOOK_S:
                 continue
             if _cpu_s(self.root) - cpu_s > _IDLE_RATIO * quiet_s:
@@ -97,7 +99,8 @@ class HungStart:
                 cpu_s = _cpu_s(self.root)
                 continue
             if not self._is_engine and not has_engine(self.root):
-                continue  # a loop that tries again, or a reader of a log
+                # Without an engine it is a loop that tries again, or a reader of a log.
+                continue
             failed = self._failure()
             if failed is None or over.is_set() or self.end.is_stopped():
                 continue

@@ -56,7 +56,8 @@ def describe_start(argv: Sequence[str]) -> dict[str, Any]:
     files, and the names of user and host.
     """
     folder = None
-    with homes_kept(), suppress(OSError):  # the working directory may be gone
+    # The working directory may be gone.
+    with homes_kept(), suppress(OSError):
         folder = mask(str(Path.cwd()))
     original = mask_command(argv, keep_homes=True)
     is_exact = hides_secrets_alone(argv, original)
@@ -86,7 +87,11 @@ def digest_of_files(argv: Sequence[str]) -> str | None:
     """Return a digest of the programs and configuration files in a command; None without any."""
     digest = hashlib.sha256()
     found = 0
-    for name in dict.fromkeys(word.rpartition("=")[2] for word in argv if word.endswith(_ENDS)):
+    # A file may stand alone or behind its option: --config=serve.yaml.
+    names = (word.rpartition("=")[2] for word in argv)
+    for name in dict.fromkeys(names):
+        if not name.endswith(_ENDS):
+            continue
         try:
             content = read_regular(name, _MOST_BYTES)
         except OSError:
@@ -114,13 +119,12 @@ def device_words() -> str | None:
 
     With several kinds, or parts of a GPU, the text includes the visible devices.
     """
-    kinds = {
-        device.name
-        if device.total_bytes is None
-        else f"{device.name}, {format_gib(device.total_bytes)}"
-        for device in devices() or ()
-        if device.name
-    }
+    kinds = set()
+    for device in devices() or ():
+        if device.name and device.total_bytes is None:
+            kinds.add(device.name)
+        elif device.name:
+            kinds.add(f"{device.name}, {format_gib(device.total_bytes or 0)}")
     if not kinds:
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -160,11 +164,11 @@ def chosen_by_user(incident: Incident | None) -> dict[str, bool | None]:
         plan = incident.plan
     else:
         plan = ()
-    return {
-        patch.setting: set_by_user(patch.setting, incident)
-        for patch in plan
-        if incident and patch.new is not None
-    }
+    found = {}
+    for patch in plan:
+        if incident and patch.new is not None:
+            found[patch.setting] = set_by_user(patch.setting, incident)
+    return found
 
 
 def last_start(
@@ -272,7 +276,8 @@ class JournalHook:
             )
             try:
                 self._beginning.start()
-            except RuntimeError:  # no more threads are permitted
+            except RuntimeError:
+                # If no more threads are permitted, the start waits for the journal.
                 self._beginning = None
                 self._begin(*given)
 
@@ -389,7 +394,9 @@ class JournalHook:
 
             if self._journal is None and self._open is not None:
                 self._journal = self._open()
-            predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
+            predicted: dict[str, FactValue] = {}
+            for patch in patches:
+                predicted.update(patch.predicts)
             dicts = [patch_dict(patch) for patch in patches]
             words = mask_command(command)
             record = AttemptRow(

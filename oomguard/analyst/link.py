@@ -103,11 +103,13 @@ class ReceivedSignals:
     @property
     def stopped_by(self) -> signal.Signals | None:
         """The first signal that asked to stop; None if there was none."""
+        # Every wait polls this property, so the poll doubles as a sign of life.
         self._link.is_alive()
         return self._stopped_by
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Take the supervisor's message about stops."""
+        # Later messages may only say that the stop reached no command; the first signal stays.
         self.stopped_at_s = message["stopped_at_s"]
         self.was_typed = message["was_typed"]
         self.stopped_between_runs = message["stopped_between_runs"]
@@ -168,6 +170,7 @@ class Link:
         self.facts = json.loads(line)
         self.signals = ReceivedSignals(self, self.facts["reaper"])
         set_pid_of_run(self.facts["supervisor"])
+        # One thread reads, so that a stop arrives even while another thread waits for an answer.
         threading.Thread(
             target=self._read, args=(stream,), name="oomguard-link", daemon=True
         ).start()
@@ -235,10 +238,14 @@ class Link:
 
     def _changed_environment(self) -> dict[str, str | None]:
         """Return our own changes of the environment, which the command gets too."""
-        changed: dict[str, str | None] = {
-            name: value for name, value in os.environ.items() if self._environ.get(name) != value
-        }
-        return changed | {name: None for name in self._environ if name not in os.environ}
+        changed: dict[str, str | None] = {}
+        for name, value in os.environ.items():
+            if self._environ.get(name) != value:
+                changed[name] = value
+        for name in self._environ:
+            if name not in os.environ:
+                changed[name] = None
+        return changed
 
     def output_now(self, *, counts: bool = False) -> RecordedOutput:
         """Return the output of the running command, or with ``counts`` only its size."""
@@ -288,7 +295,8 @@ class Link:
                 else:
                     self._messages.put(message)
         finally:
-            os._exit(0)  # the supervisor is gone, and no process reads the answers
+            # The supervisor is gone, so no process reads an answer.
+            os._exit(0)
 
 
 _current: Final[list[Link]] = []

@@ -23,9 +23,11 @@ def outer_run() -> int | None:
     named = os.environ.get(OUTER, "")
     pid = os.getpid()
     below = 0
+    # The variable survives in detached processes, so only an ancestor counts as the outer run.
     while pid > 1:
         pid, below = tree.parent(pid) or 0, pid
-        if str(pid) == named:  # processes of a run are below its reaper
+        # Every process of a run is below its reaper.
+        if str(pid) == named:
             if tree.name_of(below) == REAPER_NAME:
                 return pid
             return None

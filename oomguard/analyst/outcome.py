@@ -105,10 +105,13 @@ def outcome_of(
         status = last.exit_status
     else:
         status = 125
+    # A command that oomguard ended, or whose engine died, has failed even if it says 0.
     if is_ended_by_us or (status == 0 and (is_cut or not last.succeeded)):
         status = FAILED_STATUS
-    if signals.stopped_between_runs and signals.stopped_by is not None:
-        status = 128 + signals.stopped_by
+    is_between = signals.stopped_between_runs and signals.stopped_by is not None
+    # A command that succeeded keeps its status.
+    if is_between and status != 0:
+        status = 128 + int(signals.stopped_by or 0)
     is_stopped = signals.stopped_by is not None
     how = (
         ledger.diagnosis,
@@ -151,7 +154,10 @@ def step_figures(survived: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         ("smallest_step_tokens", "most_tokens", min),
         ("longest_recovery_ms", "took_ms", max),
     ):
-        values = [row[key] for row in survived if isinstance(row.get(key), (int, float))]
+        values = []
+        for row in survived:
+            if isinstance(row.get(key), (int, float)):
+                values.append(row[key])
         if values:
             found[name] = float(choose(values))
     return found

@@ -56,11 +56,18 @@ class FinalTraceback:
 def final_traceback(tail: bytes) -> FinalTraceback | None:
     """Return the traceback at the end of the output; None if the output does not end with one."""
     texts = _UnprefixedLines(tail)
-    heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
-    head = next((i for i in heads if not _above(texts, i).startswith(_not_the_end())), None)
+    head = None
+    for i in range(len(texts) - 1, -1, -1):
+        if texts.is_head(i) and not _above(texts, i).startswith(_not_the_end()):
+            head = i
+            break
     if head is None:
         return None
-    end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
+    end = None
+    for i in range(head + 1, len(texts)):
+        if _ends(texts[i]):
+            end = i
+            break
     if end is None or not _EXCEPTION.match(texts[end]):
         return None
     behind = (i for i in range(end + 1, len(texts)) if texts[i].strip())
@@ -101,12 +108,18 @@ def _direct_cause(texts: _UnprefixedLines, head: int) -> int | None:
     """Return the start of the direct cause of the traceback at ``head``; None if it names none."""
     if not _above(texts, head).startswith(_CAUSE):
         return None
-    return next((i for i in range(head - 1, -1, -1) if texts.is_head(i)), None)
+    for i in range(head - 1, -1, -1):
+        if texts.is_head(i):
+            return i
+    return None
 
 
 def _above(texts: _UnprefixedLines, at: int) -> str:
     """Return the nearest line above that is not empty; "" if there is none."""
-    return next((texts[i] for i in range(at - 1, max(-1, at - 5), -1) if texts[i].strip()), "")
+    for i in range(at - 1, max(-1, at - 5), -1):
+        if texts[i].strip():
+            return texts[i]
+    return ""
 
 
 @functools.cache
@@ -146,11 +159,11 @@ def replay(
     says so.
     """
     now_s = 0.0
+    # The scanner asks for the time of the line that it reads, not for the time of day.
     scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
-    streams = [
-        _lines(number, stretches, recording, make_finder)
-        for number, stretches in _stretches(recording).items()
-    ]
+    streams = []
+    for stream, stretches in _stretches(recording).items():
+        streams.append(_lines(stream, stretches, recording, make_finder))
     began_s = time.monotonic()
     end = recording.came - END_BYTES
     left_out = 0
@@ -306,8 +319,12 @@ class ParsedOutput:
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
         """Return the printed figures that a prediction can be compared with, plus the KV cache."""
-        wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
-        return {name: value for name, value in self.scanner.measured.items() if name in wanted}
+        wanted = set(_ALWAYS).union(*(patch.predicts for patch in patches))
+        found = {}
+        for name, value in self.scanner.measured.items():
+            if name in wanted:
+                found[name] = value
+        return found
 
 
 def parse_output(recording: RecordedOutput, status: int, rules: RuleSet) -> ParsedOutput:

@@ -56,7 +56,7 @@ def backoff_s(quick: int) -> float:
     """Return the backoff after quick failures in a row: none after the first, then 1 s to 60 s.
 
     The first relaunch changes the cause of the failure, so a pause would not help. If it fails
-    again, something else may be at work that takes its time. A random part of up to one second
+    again, the cause may be another one, which may pass with time. A random part of up to one second
     separates several runs.
     """
     if quick < 2:
@@ -156,9 +156,8 @@ class CrashLoop:
             began_s: when it began.
             took_effect: whether its changes reached the engine.
         """
-        if (
-            attempt.incident is None
-        ):  # our own change made the engine refuse a request, so this is not a memory failure
+        # Without an incident the engine refused our own change, which is no memory failure.
+        if attempt.incident is None:
             return
         failure = Failure(attempt.incident, attempt.patches, began_s, began_s + attempt.seconds)
         continues_loop = (
@@ -181,7 +180,11 @@ class CrashLoop:
         first = self._alike[0]
         last = self._alike[-1]
         kind, rule, phase = last.cause
-        where = ", ".join(word for word in (rule, phase) if word and word != "unknown")
+        places = []
+        for word in (rule, phase):
+            if word and word != "unknown":
+                places.append(word)
+        where = ", ".join(places)
         if where:
             of = f"{kind} ({where})"
         else:
@@ -218,11 +221,9 @@ def need_shrank(before: Incident, after: Incident) -> bool | None:
     for needed, there in _NEEDED_AND_THERE:
         was = _figures(before, needed, there)
         now = _figures(after, needed, there)
-        answers += [
-            now[name][0] < value - tolerance
-            for name, (value, tolerance) in was.items()
-            if name in now
-        ]
+        for name, (value, tolerance) in was.items():
+            if name in now:
+                answers.append(now[name][0] < value - tolerance)
     if answers:
         return any(answers)
     return None
@@ -236,9 +237,8 @@ def _figures(incident: Incident, needed: str, there: str) -> dict[str, tuple[flo
     need = incident.number(needed)
     room = incident.number(there)
     if need is None:
-        if (
-            room is None or there == "device_free_bytes"
-        ):  # free memory alone says nothing without the requested size
+        # Free memory alone says nothing without the requested size.
+        if room is None or there == "device_free_bytes":
             return {}
         return {"left": (-room, max(SAME_RATIO * abs(room), incident.slack(there)))}
     tolerance = max(SAME_RATIO * need, incident.slack(needed))
@@ -303,7 +303,8 @@ def is_taken(address: ListenAddress) -> bool:
             probe.bind((address.host, address.port))
     except OSError as error:
         return error.errno == errno.EADDRINUSE
-    except (TypeError, ValueError):  # not a host name for bind()
+    except (TypeError, ValueError):
+        # bind() does not accept this text as a host name.
         return False
     return False
 
@@ -422,9 +423,10 @@ class RestartGate:
         ``STARTS_ALIKE`` attempts in a row with the same quick end stop the run.
         """
         ended_s = time.monotonic()
-        alike = [
-            one for one in self._ledger.attempts[-STARTS_ALIKE:] if _is_quick_and_like(one, attempt)
-        ]
+        alike = []
+        for one in self._ledger.attempts[-STARTS_ALIKE:]:
+            if _is_quick_and_like(one, attempt):
+                alike.append(one)
         if len(alike) == STARTS_ALIKE:
             ran_for = ", ".join(f"{one.seconds:.1f} s" for one in alike)
             what = f"{STARTS_ALIKE} starts in a row ended in the same way: {attempt.error}"
@@ -492,8 +494,12 @@ class RestartGate:
 
     def _wait_for_memory(self, devices: Collection[int] | None) -> None:
         log = get_logger()
+        # A wait beyond the deadline would only delay the end.
         limit_s = min(retry.FREE_LIMIT_S, max(0.0, self._ledger.time_left_s()))
-        before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
+        before = {}
+        for i, was in self._devices.items():
+            if devices is None or i in devices:
+                before[i] = was
         held = retry.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
             log.warning("Memory is still in use after the failed attempt", held=held)
@@ -560,7 +566,11 @@ def processes_with_open(is_wanted: Callable[[str], bool]) -> set[int]:
     Args:
         is_wanted: receives the target of each descriptor: a path, or ``socket:[number]``.
     """
-    return {pid for pid, target in _open_files() if is_wanted(target)}
+    found = set()
+    for pid, target in _open_files():
+        if is_wanted(target):
+            found.add(pid)
+    return found
 
 
 def _open_files() -> Iterator[tuple[int, str]]:
@@ -568,13 +578,16 @@ def _open_files() -> Iterator[tuple[int, str]]:
         try:
             for link in (_PROC / str(pid) / "fd").iterdir():
                 yield pid, str(link.readlink())
-        except OSError:  # the process has ended, or belongs to another user
+        except OSError:
+            # The process has ended, or belongs to another user.
             continue
 
 
 _NET: Final = Path("/proc/net")
-_LISTENS: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
-_ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON, include/uapi/linux/net.h
+# TCP_LISTEN, include/net/tcp_states.h
+_LISTENS: Final = "0A"
+# __SO_ACCEPTCON, include/uapi/linux/net.h
+_ACCEPTS: Final = 1 << 16
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
 
 
@@ -596,11 +609,12 @@ def describe_listeners(address: ListenAddress) -> str:
     pids = processes_with_open(sockets.__contains__)
     if pids:
         return process_list(sorted(pids))
-    others = sorted(
-        {_user(listener.uid) for listener in found if listener.uid not in {None, os.geteuid()}}
-    )
+    others = set()
+    for listener in found:
+        if listener.uid not in {None, os.geteuid()}:
+            others.add(_user(listener.uid))
     if others:
-        return f"a process of {', '.join(others)}, which this user cannot inspect"
+        return f"a process of {', '.join(sorted(others))}, which this user cannot inspect"
     return "a process that this user cannot inspect"
 
 
@@ -610,10 +624,10 @@ def listening_at(address: ListenAddress) -> dict[ListenAddress, set[int]]:
         found = _on_path(address.path)
     else:
         found = _on_port(address)
-    return {
-        listener.bound: processes_with_open(f"socket:[{listener.inode}]".__eq__)
-        for listener in found
-    }
+    owners = {}
+    for listener in found:
+        owners[listener.bound] = processes_with_open(f"socket:[{listener.inode}]".__eq__)
+    return owners
 
 
 def listens_on_path(path: str) -> bool:
@@ -622,11 +636,13 @@ def listens_on_path(path: str) -> bool:
         client.setblocking(False)
         try:
             client.connect(path)
-        except BlockingIOError:  # its queue is full
+        except BlockingIOError:
+            # A full queue means that a server listens.
             return True
         except ConnectionRefusedError:
             return False
-        except OSError:  # no permission, or another kind of socket: /proc decides
+        except OSError:
+            # Without permission, or for another kind of socket, /proc decides.
             return any(_on_path(path))
     return True
 
@@ -662,10 +678,10 @@ def _rows(name: str) -> Iterator[list[str]]:
 
 def _decoded(place: str) -> str:
     """Convert an address from the kernel's format (four bytes in native order) to the usual one."""
-    packed = b"".join(
-        int(place[start : start + 8], 16).to_bytes(4, sys.byteorder)
-        for start in range(0, len(place), 8)
-    )
+    parts = []
+    for start in range(0, len(place), 8):
+        parts.append(int(place[start : start + 8], 16).to_bytes(4, sys.byteorder))
+    packed = b"".join(parts)
     found = ipaddress.ip_address(packed)
     if isinstance(found, ipaddress.IPv6Address):
         mapped = found.ipv4_mapped

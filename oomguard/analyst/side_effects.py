@@ -1,14 +1,15 @@
 """Detect the side effects of an attempt, and decide whether the command may run again.
 
-A rerun command begins at the beginning, so it writes again what it wrote. oomguard detects files
-and requests, each with its evidence. It does not see a message to another machine, and it may miss
-a file (docs/how-to/run.md says which).
+A command that runs again writes its files again. oomguard detects files and requests, each with
+its evidence. It does not see a message to another machine, and it may miss a file
+(docs/how-to/run.md says which).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import os
 import re
 import stat
@@ -96,20 +97,22 @@ class ResultPaths:
         named: dict[str, bool] = {}
         for path, is_kept in _named(argv, self.folder, frozenset(data["flags"])):
             named[path] = named.get(path, False) or is_kept
-        self._never |= {path for path, is_kept in named.items() if is_kept}
+        for path, is_kept in named.items():
+            if is_kept:
+                self._never.add(path)
         self._never = {os.path.realpath(path) for path in self._never} - {"/"}
         # "/", "..", a home: results do not go there, and anyone may change files there.
         home = os.path.realpath(_home(env))
         self.shared = frozenset({"/", home})
         around = f"{self.folder or ''}/", f"{home}/"
-        wide = {
-            path
-            for path in named
-            if any(folder.startswith(f"{path.rstrip('/')}/") for folder in around)
-        }
-        self.named = tuple(
-            path for path, is_kept in named.items() if not is_kept and path not in wide
-        )
+        files = []
+        for path, is_kept in named.items():
+            # A folder around the working directory or the home says nothing about single files.
+            inner = f"{path.rstrip('/')}/"
+            is_wide = any(folder.startswith(inner) for folder in around)
+            if not is_kept and not is_wide:
+                files.append(path)
+        self.named = tuple(files)
         self._always = {*self.named, *([] if self.folder is None else [self.folder])}
 
     def counts(self, path: str) -> bool:
@@ -117,8 +120,8 @@ class ResultPaths:
         above = [path]
         while above[-1] != "/":
             above.append(os.path.dirname(above[-1]))
-        always = next((folder for folder in above if folder in self._always), "")
-        never = next((folder for folder in above if folder in self._never), "")
+        always = next(filter(self._always.__contains__, above), "")
+        never = next(filter(self._never.__contains__, above), "")
         if len(never) > len(always) or (
             never and never == always and os.path.dirname(path) != never
         ):
@@ -181,7 +184,8 @@ def _data() -> dict[str, Any]:
 
 # This search finds files that were opened, written and closed between two checks of open files, or
 # moved into place. It does not know which process changed them.
-LIMIT_S: Final = 2.0  # a network file system answers slowly
+# A network file system answers slowly, and the next attempt waits for this.
+LIMIT_S: Final = 2.0
 _PROC: Final = "/proc"
 
 
@@ -210,7 +214,11 @@ def changed_files(
         others = _open_now()
     else:
         others = frozenset()
-    return tuple(sorted(path for file, path in found.items() if file not in others))
+    paths = []
+    for file, path in found.items():
+        if file not in others:
+            paths.append(path)
+    return tuple(sorted(paths))
 
 
 def _candidates(places: ResultPaths) -> Iterator[str]:
@@ -218,8 +226,12 @@ def _candidates(places: ResultPaths) -> Iterator[str]:
 
     At most ``MOST_ENTRIES`` paths are checked, for at most ``LIMIT_S`` seconds.
     """
-    yield from (path for path in places.named if not os.path.isdir(path))
-    roots = [path for path in places.named if os.path.isdir(path)]
+    roots = []
+    for path in places.named:
+        if os.path.isdir(path):
+            roots.append(path)
+        else:
+            yield path
     if places.folder is not None:
         roots.insert(0, places.folder)
     folders = deque(roots)
@@ -296,7 +308,10 @@ def served_requests(recording: RecordedOutput) -> int | None:
             _count(text[:whole], counts)
     for end in ends.values():
         _count(end, counts)
-    of_lines = [counts.get(line.anchor, 0) for line in engine_effects().requests if line.counts]
+    of_lines = []
+    for line in engine_effects().requests:
+        if line.counts:
+            of_lines.append(counts.get(line.anchor, 0))
     # two kinds of lines may report the same request
     most = max(of_lines, default=0)
     if not most and any(counts.values()):
@@ -343,7 +358,10 @@ class OwnFiles:
         self, *paths: Path | str | None, late: Iterable[Callable[[], Iterable[Path]]] = ()
     ) -> None:
         self._named = list(late)
-        known = [Path(path).absolute() for path in paths if path is not None]
+        known = []
+        for path in paths:
+            if path is not None:
+                known.append(Path(path).absolute())
         self.add(lambda: known)
 
     def add(self, named: Callable[[], Iterable[Path]]) -> None:
@@ -382,7 +400,8 @@ def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files that the options of nested runs name, because those runs write them."""
     for words in options_of_inner_runs(argv):
         for name, value in _values(words):
-            if "://" not in value:  # otherwise it is a database
+            # A URL names a database, not a file.
+            if "://" not in value:
                 yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
 
 
@@ -438,9 +457,10 @@ class SideEffects:
     @property
     def refusal(self) -> str:
         """Why the command must not run again."""
-        what = "; ".join(
-            f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in self.events()
-        )
+        parts = []
+        for event, fields in self.events():
+            parts.append(f"{event} ({', '.join(map(str, fields.values()))})")
+        what = "; ".join(parts)
         return f"not retried, because the command would repeat its side effects: {what}"
 
     def excuse(self) -> str:
@@ -453,13 +473,12 @@ class SideEffects:
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the side effects as events with fields; of many files, only the first few."""
-        files = [
-            (path, "one of its processes had the file open for writing") for path in self.open_files
-        ]
-        files += [
-            (path, "the file changed during the attempt; another process may have changed it")
-            for path in self.changed_files
-        ]
+        files = []
+        for path in self.open_files:
+            files.append((path, "one of its processes had the file open for writing"))
+        for path in self.changed_files:
+            why = "the file changed during the attempt; another process may have changed it"
+            files.append((path, why))
         for path, known in files[:_MOST_NAMED]:
             # A name may contain line breaks and undecodable bytes.
             yield (
@@ -563,32 +582,27 @@ class SideEffectMonitor:
         if self._files is None:
             return SideEffects()
         folder = None
-        with contextlib.suppress(OSError):  # the working directory no longer exists
+        # The working directory may be gone.
+        with contextlib.suppress(OSError):
             folder = str(Path.cwd())
         launch = replace(self._launch, argv=innermost_command(self._launch.argv))
         server = is_server(launch)
         places = ResultPaths(self._launch.argv, self._environment(), folder)
         own = self._own_files.identities()
-        opened = {
-            file: path
-            for file, path in written_since(self._files, self._since_ns).items()
-            if file not in own
-        }
+        opened = {}
+        for file, path in written_since(self._files, self._since_ns).items():
+            if file not in own:
+                opened[file] = path
         known = {*own, *opened}
         # A server's clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)
-        return SideEffects(
-            tuple(
-                sorted(
-                    path
-                    for path in opened.values()
-                    if places.counts(path) and not is_journal_file(path)
-                )
-            ),
-            tuple(path for path in changed if not is_journal_file(path)),
-            self._requests,
-            server,
-        )
+        open_files = []
+        # The journal belongs to oomguard, even to that of another run.
+        for path in sorted(opened.values()):
+            if places.counts(path) and not is_journal_file(path):
+                open_files.append(path)
+        others = tuple(itertools.filterfalse(is_journal_file, changed))
+        return SideEffects(tuple(open_files), others, self._requests, server)
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self._launch.env}

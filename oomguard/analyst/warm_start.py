@@ -95,14 +95,21 @@ class _Reuse:
         version = insight.version(self.launch)
         device = device_words()
         reasons = []
+        # Commands are compared in their masked form, because the journal has no other.
         as_kept = describe_start(self.launch.argv)
         if not as_kept["hides_secrets_alone"]:
             return (
                 "the journal masks more of this command than its secrets, so other commands would "
                 "look the same"
             )
-        tried = [known for known in tried_before(database) if self._is_same(known, engine, as_kept)]
-        for known in (_of_all(known, tried) for known in tried if known.held):
+        tried = []
+        for known in tried_before(database):
+            if self._is_same(known, engine, as_kept):
+                tried.append(known)
+        for one in tried:
+            if not one.held:
+                continue
+            known = _of_all(one, tried)
             differs = _differs(known, version, device)
             if differs is None and known.files != as_kept["files"]:
                 differs = "a file that the command names has changed"
@@ -111,8 +118,8 @@ class _Reuse:
             run = last_run(database, known)
             if differs is None:
                 patches = self._patches(known, run, engine)
-                blocked = (self._blocked(patch, known, run, engine, policy) for patch in patches)
-                differs = next((why for why in blocked if why is not None), None)
+                for patch in patches:
+                    differs = differs or self._blocked(patch, known, run, engine, policy)
                 if differs is None:
                     return known, run, patches
             reasons.append(f"run {run.number}: {differs}")
@@ -133,6 +140,7 @@ class _Reuse:
         asked = Launch(tuple(as_kept["original"]))
         before = Launch(known.original)
         # This cheap test excludes most other commands.
+        # Each changed setting adds or removes a flag and a value in both commands.
         may_be = len({*asked.argv} ^ {*known.original}) <= _WORDS * len(known.settings)
         if may_be and engine.shown(asked, known.settings) == engine.shown(before, known.settings):
             return True
@@ -160,7 +168,10 @@ class _Reuse:
                 continue
             was = run.patches.get(name)
             patch = was or Patch(name, None, value, effect_of(name, None, value), reason)
-            predicts = {fact: run.measured[fact] for fact in patch.predicts if fact in run.measured}
+            predicts = {}
+            for fact in patch.predicts:
+                if fact in run.measured:
+                    predicts[fact] = run.measured[fact]
             fresh = replace(
                 patch, new=value, reason=reason, predicts=predicts, blocked_by=None, group=None
             )
@@ -195,9 +206,10 @@ def _of_all(known: KnownGood, tried: Sequence[KnownGood]) -> KnownGood:
     Equivalent commands, and other folders, on the same version and device count too.
     """
     ran_on = known.settings, known.engine, known.engine_version, known.device
-    alike = [
-        one for one in tried if (one.settings, one.engine, one.engine_version, one.device) == ran_on
-    ]
+    alike = []
+    for one in tried:
+        if (one.settings, one.engine, one.engine_version, one.device) == ran_on:
+            alike.append(one)
     last_held = max(one.last_held for one in alike)
     last_failed = max(one.last_failed or 0 for one in alike)
     held = sum(one.held for one in alike)

@@ -141,7 +141,7 @@ def _requirements_of(extra: str) -> list[str]:
 
 _MODULES: Final = {
     "call_metrics": "oomguard.telemetry.guarded_calls",
-    "run_metrics": "oomguard.telemetry.options",
+    "run_metrics": "oomguard.telemetry.run_metrics",
     "run_cluster": "oomguard.cluster.options",
     "fleet_summary": "oomguard.cluster.fleet",
 }

@@ -76,10 +76,9 @@ class AttemptRow:
         """
         if first is None or first.session != self.session or self.original:
             return self
-        of_run = {
-            name: getattr(first, name)
-            for name in ("folder", "files", "hides_secrets_alone", "who", "host")
-        }
+        of_run = {}
+        for name in ("folder", "files", "hides_secrets_alone", "who", "host"):
+            of_run[name] = getattr(first, name)
         return replace(self, original=first.original or first.command, **of_run)
 
 
@@ -130,7 +129,8 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
     """Convert an object of the contract to a patch."""
     try:
         effect = Effect.parse(str(row.get("effect")))
-    except KeyError:  # of another version; the unknown effect counts as the most expensive
+    except KeyError:
+        # Another version wrote this effect, so it counts as the most expensive one.
         effect = Effect.CHANGES_OUTPUTS
     return Patch(
         _text(row.get("setting")),
@@ -153,14 +153,12 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
 
 def incident_of(row: Mapping[str, Any]) -> Incident:
     """Convert an object of the contract to an incident; its causes contain the evidence."""
-    slack = numbers_of(
-        row.get("slack")
-    )  # only the journal stores the rounding, so that figures keep their printed precision
-    facts = {
-        name: Fact(name, value, slack=slack.get(name, 0.0))
-        for name, value in values_of(row.get("facts")).items()
-        if name in REGISTRY
-    }
+    # Only the journal stores the rounding, so that figures keep their printed precision.
+    slack = numbers_of(row.get("slack"))
+    facts = {}
+    for name, value in values_of(row.get("facts")).items():
+        if name in REGISTRY:
+            facts[name] = Fact(name, value, slack=slack.get(name, 0.0))
     place = _object(row.get("location"))
     return Incident(
         _text(row.get("kind")) or "other",
@@ -214,14 +212,20 @@ def words_of(text: str) -> tuple[str, ...]:
 def values_of(row: object) -> dict[str, FactValue]:
     """Return the values of an object that a fact or a setting can have."""
     pairs = row.items() if isinstance(row, dict) else ()
-    return {str(name): value for name, value in pairs if isinstance(value, (bool, int, float, str))}
+    found = {}
+    for name, value in pairs:
+        if isinstance(value, (bool, int, float, str)):
+            found[str(name)] = value
+    return found
 
 
 def numbers_of(row: object) -> dict[str, float]:
     """Return the numbers of an object."""
-    return {
-        name: value for name, value in values_of(row).items() if not isinstance(value, (bool, str))
-    }
+    found = {}
+    for name, value in values_of(row).items():
+        if not isinstance(value, (bool, str)):
+            found[name] = value
+    return found
 
 
 def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
@@ -268,17 +272,20 @@ def _missing(row: Mapping[str, Any]) -> Missing | None:
 
 
 def _budget(row: Mapping[str, Any]) -> Budget:
-    parts = (
-        BudgetPart(_text(each.get("name")), each["bytes"], _text(each.get("source")))
-        for each in _objects(row, "parts")
-        if isinstance(each.get("bytes"), int)
-    )
+    parts = []
+    for each in _objects(row, "parts"):
+        if isinstance(each.get("bytes"), int):
+            part = BudgetPart(_text(each.get("name")), each["bytes"], _text(each.get("source")))
+            parts.append(part)
     return Budget(row.get("device_total_bytes"), tuple(parts), _text(row.get("conflict")) or None)
 
 
 def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
     rows = row.get(key)
-    yield from (each for each in (rows if isinstance(rows, list) else ()) if isinstance(each, dict))
+    if isinstance(rows, list):
+        for each in rows:
+            if isinstance(each, dict):
+                yield each
 
 
 def _object(value: object) -> dict[str, Any]:
@@ -294,10 +301,14 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _lines(value: object) -> tuple[Evidence, ...]:
-    found = ((_LINE.fullmatch(text), text) for text in _texts(value))
-    return tuple(
-        Evidence(line[2], int(line[1])) if line else Evidence(text) for line, text in found
-    )
+    found = []
+    for text in _texts(value):
+        line = _LINE.fullmatch(text)
+        if line:
+            found.append(Evidence(line[2], int(line[1])))
+        else:
+            found.append(Evidence(text))
+    return tuple(found)
 
 
 def _count(value: object) -> int:

@@ -91,7 +91,8 @@ def in_parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 class SqliteDatabase(Database):
     """Run statements on a file, or on a copy of one in memory."""
 
-    order = "attempt.id"  # attempts are written when they begin
+    # Attempts are written when they begin, so their ids are in order of time.
+    order = "attempt.id"
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -112,7 +113,8 @@ class SqliteDatabase(Database):
             yield
             self.execute("COMMIT")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back already
+            # SQLite may have rolled back already.
+            with contextlib.suppress(sqlite3.Error):
                 self.connection.rollback()
             raise
 

@@ -124,7 +124,7 @@ class SharedJournal:
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``Ended``.
+        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``AttemptEnd``.
 
         Raises:
             OSError: as in ``begin``.
@@ -178,7 +178,8 @@ class SharedJournal:
         if self._process is not None:
             if self._process.is_alive:
                 return
-            self._process.kill()  # also reaps the process
+            # kill() also reaps the process.
+            self._process.kill()
             self._process = None
         try:
             self._process = DeliveryProcess(self.location, outbox.path)
@@ -222,7 +223,8 @@ class DeliveryProcess:
         )
         # The URL may contain a password, which must not appear on a command line.
         task = json_line({"url": location.url, "path": os.fspath(path)})
-        with contextlib.suppress(OSError):  # the process has ended already
+        # The process may have ended already.
+        with contextlib.suppress(OSError):
             self._stdin.write(f"{task}\n".encode())
             self._stdin.flush()
 
@@ -242,7 +244,8 @@ class DeliveryProcess:
             self._stdin.close()
         out = self._process.stdout
         assert out is not None  # noqa: S101 - always a pipe
-        poll = select.poll()  # select() accepts no descriptor above 1023
+        # select() accepts no descriptor above 1023.
+        poll = select.poll()
         poll.register(out, select.POLLIN)
         if not poll.poll(max(0.0, wait_s) * 1000):
             return None
@@ -293,7 +296,8 @@ class _Deliverer:
             sys.stdin.read()
         self._is_over.set()
         time.sleep(_AFTER_THE_RUN_S)
-        os._exit(0)  # the current write is one transaction
+        # Ending here loses nothing, because the current write is one transaction.
+        os._exit(0)
 
     def run(self) -> None:
         """Deliver until the run ends, or until it has written nothing for a while."""
@@ -316,7 +320,8 @@ class _Deliverer:
                 answer["is_refused"] = isinstance(error, NoJournalError)
                 failures += 1
             if is_last:
-                with contextlib.suppress(OSError):  # a killed run reads no answer
+                # A killed run reads no answer.
+                with contextlib.suppress(OSError):
                     print(json_line(answer), flush=True)  # noqa: T201 - to the run
                 if not failures:
                     self._deliver_others()
@@ -353,15 +358,17 @@ class _Deliverer:
 
 
 def main() -> None:
-    """Deliver for the run that started this process.
+    """Deliver the outbox of the run that started this process.
 
     The first line of standard input names the database and the outbox.
     """
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # never preempts the job
+        # A batch process never preempts the job.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     task = json.loads(sys.stdin.readline())
     deliverer = _Deliverer(JournalUrl(task["url"]), Path(task["path"]))
     threading.Thread(target=deliverer.wait_for_end, daemon=True).start()
     deliverer.run()
-    os._exit(0)  # the waiting thread holds standard input
+    # A normal exit would wait for the thread that reads standard input.
+    os._exit(0)

@@ -90,7 +90,8 @@ def parse_location(text: str) -> Location:
     location = JournalUrl(f"postgresql://{text[found.end() :]}")
     try:
         location.hosts  # noqa: B018 - fails now instead of at the first write
-    except ValueError:  # not shown, because any part of it may be the password
+    except ValueError:
+        # The message does not show the text, because any part of it may be the password.
         raise UsageError(
             "--journal postgresql://…: oomguard cannot read its host and port",
             hint=(
@@ -114,8 +115,10 @@ def is_journal_file(path: str) -> bool:
     """
     if _is_outbox_file(Path(path)):
         return True
-    end = next((end for end in _SQLITE_FILES if path.endswith(end)), "")
-    return any(_is_journal(name) for name in {path, path.removesuffix(end)})
+    for end in _SQLITE_FILES:
+        if path.endswith(end) and _is_journal(path.removesuffix(end)):
+            return True
+    return _is_journal(path)
 
 
 def _is_outbox_file(path: Path) -> bool:
@@ -144,6 +147,8 @@ def _host_and_port(text: str) -> tuple[str, str]:
 
 def _host_of_query(query: str) -> str:
     """Return the host, or the folder of the socket, in the query of a URL."""
-    return "&".join(
-        sorted(part for part in query.split("&") if part.startswith(("host=", "port=", "dbname=")))
-    )
+    parts = []
+    for part in sorted(query.split("&")):
+        if part.startswith(("host=", "port=", "dbname=")):
+            parts.append(part)
+    return "&".join(parts)

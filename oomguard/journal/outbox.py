@@ -29,7 +29,8 @@ from oomguard.journal.store import write_begin, write_end
 from oomguard.report.json import json_line, plain_value
 
 FORM: Final = 1
-_SURROGATE: Final = "\\ud"  # how json_line writes half a character
+# json_line writes half a character as this escape.
+_SURROGATE: Final = "\\ud"
 
 
 class Outbox:
@@ -65,7 +66,7 @@ class Outbox:
         )
 
     def end(self, begun: AttemptRow, ended: AttemptEnd, *, in_full: bool = False) -> None:
-        """Write how an attempt ended, with ``in_full`` also how it began.
+        """Write how an attempt ended; with ``in_full``, also how it began.
 
         Raises:
             OSError: as in ``begin``.
@@ -85,9 +86,8 @@ class Outbox:
     def _append(self, row: Mapping[str, Any]) -> None:
         line = _line({"form": FORM, **row})
         before = os.fstat(self.fd).st_size
-        if os.write(self.fd, line) != len(
-            line
-        ):  # the disk is full, and half a line would spoil the next one
+        # On a full disk, half a line would spoil the next one.
+        if os.write(self.fd, line) != len(line):
             os.ftruncate(self.fd, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
@@ -149,12 +149,14 @@ def abandoned_outboxes(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
         for path in waiting(folder):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-            except OSError:  # another process has delivered it
+            except OSError:
+                # Another process has delivered it and removed the file.
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield path, fd
-            except BlockingIOError:  # its writer lives
+            except BlockingIOError:
+                # The lock shows that its writer lives.
                 continue
             finally:
                 os.close(fd)
@@ -203,7 +205,8 @@ def _line(row: Mapping[str, Any]) -> bytes:
     """Return a record as a line. Values are rarely special, and converting all of them is slow."""
     try:
         line = json_line(row)
-    except (TypeError, ValueError):  # NaN, or a type that JSON does not know
+    except (TypeError, ValueError):
+        # NaN, or a type that JSON does not know.
         line = _SURROGATE
     return f"{json_line(plain_value(row)) if _SURROGATE in line else line}\n".encode()
 
@@ -265,7 +268,8 @@ def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
         JournalError: if the database is unreachable, refuses the write, or is from a newer
             oomguard. Nothing is written then.
     """
-    begun, ran = set[str](), dict[str, RunIdentity]()  # written once per run
+    # A run's row and engine are written once, with its first attempt.
+    begun, ran = set[str](), dict[str, RunIdentity]()
     with open_server(location) as database, database.transaction():
         prepare(database)
         if rows:
@@ -287,7 +291,8 @@ def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
                     ended = record
                 if not write_end(database, session, number, ended, offset_s):
                     first = begun_in(row)
-                    if first is not None:  # the run was removed while it ran
+                    # history --keep removed the run while it ran, so begin it again.
+                    if first is not None:
                         write_begin(database, first, offset_s)
                         write_end(database, session, number, record, offset_s)
                 if of_run is not None:

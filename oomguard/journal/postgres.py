@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # The tables are in a PostgreSQL schema of this name, because a team's database contains other
 # tables too.
 _SCHEMA: Final = "oomguard"
-_CONNECT_S: Final = 5  # maximum; libpq waits at least two
+# libpq waits at least two seconds.
+_CONNECT_S: Final = 5
 _STATEMENT_S: Final = 30
 _KEEPALIVES: Final = {
     "keepalives_idle": 10,
@@ -51,7 +52,7 @@ class PostgresDatabase(Database):
     """Run statements on a connection to a shared journal."""
 
     order = (
-        # rows arrive late, but their times come from the server's clock
+        # Rows arrive late, but their times come from the server's clock.
         "attempt.started_at, attempt.id"
     )
 
@@ -79,7 +80,8 @@ class PostgresDatabase(Database):
         return float(now)
 
     def _run(self, sql: str, values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
-        if not values:  # without values, psycopg accepts several statements, and "%" as it is
+        # Without values, psycopg accepts several statements, and "%" as it is.
+        if not values:
             return self._connection.execute(sql.encode())
         named = _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
         return self._connection.execute(named.encode(), values)
@@ -107,9 +109,8 @@ class PostgresDatabase(Database):
         if not _PLAIN_NAME.fullmatch(user):
             user = '"{}"'.format(user.replace('"', '""'))
         on = "ALL TABLES IN SCHEMA oomguard"
-        if not self._read_only and "database" in str(
-            error
-        ):  # the schema is missing, and this user may not create it
+        # The schema is missing, and this user may not create it.
+        if not self._read_only and "database" in str(error):
             grants = [f"CREATE SCHEMA oomguard AUTHORIZATION {user}"]
         elif self._read_only:
             grants = [
@@ -161,7 +162,9 @@ def open_server(
         "application_name": "oomguard",
         **_KEEPALIVES,
     }
-    arguments |= {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if value is not None:
+            arguments[name] = value
     if given.get("options"):
         arguments["options"] = f"{given['options']} {options}"
     else:
@@ -172,9 +175,8 @@ def open_server(
         raise _journal_error(error, None) from error
     with contextlib.closing(connection):
         database = PostgresDatabase(connection, read_only=read_only)
-        if (
-            read_only
-        ):  # not among the options, because libpq would take a writable server for a standby
+        # As a connection option, libpq would take a writable server for a standby.
+        if read_only:
             database.execute("SET default_transaction_read_only = on")
         yield database
 
@@ -214,9 +216,8 @@ def prepare(database: PostgresDatabase) -> None:
     Raises:
         JournalError: as in ``version_of``, or if the tables cannot be written.
     """
-    if (
-        version_of(database) == SCHEMA_VERSION
-    ):  # without the lock, so that writers do not wait for each other
+    # Checked without the lock, so that writers do not wait for each other.
+    if version_of(database) == SCHEMA_VERSION:
         return
     database.execute(_LOCK)
     if not database.query(_HAS_SCHEMA):

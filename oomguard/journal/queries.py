@@ -193,7 +193,8 @@ def open_journal(
         if location is None and not where.exists():
             yield None
             return
-        open_regular(where).close()  # SQLite would wait for a FIFO
+        # SQLite would wait for a FIFO.
+        open_regular(where).close()
         with open_file(where, busy_s, read_only=True) as file:
             if version_of(file) == SCHEMA_VERSION:
                 yield file
@@ -288,11 +289,16 @@ def past_runs(database: Database, asked: RunQuery, *, limit: int | None = None) 
     Raises:
         JournalError: if the database is damaged, locked or unreachable.
     """
-    if asked.number is not None and asked.number > _MOST:  # no database has such a number
+    # SQLite has no larger integer.
+    if asked.number is not None and asked.number > _MOST:
         return []
     rows = _runs(database, asked, _MOST if limit is None else min(limit, _MOST))
     attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
-    return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
+    found = []
+    for row in rows:
+        if row[1] in attempts:
+            found.append(_run(row, attempts[row[1]]))
+    return found
 
 
 def _runs(database: Database, asked: RunQuery, limit: int) -> list[tuple[Any, ...]]:
@@ -308,7 +314,8 @@ def _runs(database: Database, asked: RunQuery, limit: int) -> list[tuple[Any, ..
 
 def _numbers(database: Database, asked: RunQuery, folded: str, limit: int) -> list[int]:
     """Return the runs whose command contains a text; only Python folds the case of every script."""
-    found, contains = list[int](), dict[str, bool]()  # many runs have the same command
+    # Many runs have the same command.
+    found, contains = list[int](), dict[str, bool]()
     while len(found) < limit:
         page = _select(database, "run.number, run.original", asked, _COMMANDS_AT_ONCE)
         for number, original in page:
@@ -355,6 +362,13 @@ def _attempts(
     return found
 
 
+def _patches(text: str) -> Iterator[Patch]:
+    """Yield the patches of a JSON column; anything else in it is left out."""
+    for row in parse_list(text):
+        if isinstance(row, dict):
+            yield patch_of(row)
+
+
 def _run(row: Sequence[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
     number, session, original, folder, engine, version, model, device, forgotten, who, host = row
     rest = (folder, engine, version, model, device, bool(forgotten), who, host)
@@ -381,11 +395,12 @@ def _attempt(row: Sequence[Any], *, in_full: bool) -> PastAttempt:
     ranks = failure.get("ranks")
     # a list shows kind, cause and ranks, but an incident contains pages of evidence
     if not in_full:
-        failure = {name: failure[name] for name in ("kind", "causes") if name in failure}
+        for name in failure.keys() - {"kind", "causes"}:
+            del failure[name]
     attempt = Attempt(
         number,
         values_of(parse_object(settings)),
-        tuple(patch_of(each) for each in parse_list(patches) if isinstance(each, dict)),
+        tuple(_patches(patches)),
         incident_of(failure) if failure else None,
         status,
         why if why else "" if failure or status in {0, None} else status_in_words(status),
@@ -517,15 +532,18 @@ def known_to_work(database: Database) -> list[KnownGood]:
 
     A failure without a recorded engine, version or device counts for each that it may belong to.
     """
-    return [known for known in tried_before(database) if known.held]
+    found = []
+    for known in tried_before(database):
+        if known.held:
+            found.append(known)
+    return found
 
 
 def tried_before(database: Database) -> list[KnownGood]:
     """Return ``known_to_work`` followed by settings that never worked."""
-    groups = [
-        _Group(tuple(row[:4]), tuple(row[4:7]), *row[7:])
-        for row in database.query(_TRIED.replace("{order}", database.order))
-    ]
+    groups = []
+    for row in database.query(_TRIED.replace("{order}", database.order)):
+        groups.append(_Group(tuple(row[:4]), tuple(row[4:7]), *row[7:]))
     failures: dict[tuple[Any, ...], list[_Group]] = {}
     for group in groups:
         if group.last_failed is not None:
@@ -544,7 +562,7 @@ def last_run(database: Database, known: KnownGood) -> KnownRun:
     number, session, original, who, host, attempt, began_at, measured = row
     patches: dict[str, Patch] = {}
     for (text,) in database.query(_PATCHES, {"session": session, "number": attempt}):
-        for patch in (patch_of(row) for row in parse_list(text) if isinstance(row, dict)):
+        for patch in _patches(text):
             first = patches.get(patch.setting, patch)
             patches[patch.setting] = replace(
                 patch, old=first.old, effect=max(first.effect, patch.effect)
@@ -570,15 +588,19 @@ class _Group:
     last_id: int | None
 
     def may_be(self, other: _Group) -> bool:
-        return all(
-            a is None or b is None or a == b for a, b in zip(self.ran_on, other.ran_on, strict=True)
-        )
+        for a, b in zip(self.ran_on, other.ran_on, strict=True):
+            if not (a is None or b is None or a == b):
+                return False
+        return True
 
 
 def _known(group: _Group, failures: list[_Group]) -> KnownGood:
     original, folder, files, settings = group.started
     engine, version, device = group.ran_on
-    same = [other for other in failures if group.may_be(other)]
+    same = []
+    for other in failures:
+        if group.may_be(other):
+            same.append(other)
     last_failed = max((other.last_failed or 0 for other in same), default=0)
     return KnownGood(
         words_of(original),

@@ -155,7 +155,8 @@ class Journal:
         self._lock: LivenessLock | None = None
         try:
             make_folder(path.parent, 0o700)
-            path.touch(mode=0o600)  # commands are masked, but still private
+            # Commands are masked, but still private.
+            path.touch(mode=0o600)
             with open_file(path, busy_s) as database:
                 prepare(database)
         except (JournalError, OSError) as error:
@@ -190,7 +191,7 @@ class Journal:
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``Ended``.
+        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``AttemptEnd``.
 
         Raises:
             JournalError: as in ``begin``.
@@ -199,7 +200,8 @@ class Journal:
         ended = AttemptEnd(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
         with open_file(self.path, self._busy_s) as database, database.transaction():
             if not write_end(database, begun.session, begun.number, ended):
-                write_begin(database, begun)  # the run was removed while it ran
+                # history --keep removed the run while it ran, so begin it again.
+                write_begin(database, begun)
                 write_end(database, begun.session, begun.number, ended)
 
     def finish(self, wait_s: float) -> None:
@@ -221,9 +223,8 @@ def _record(
     exit_status: int | None,
     *texts: str | None,
 ) -> AttemptRow:
-    command, settings, patches, predicted, measured, incident = [
-        json.loads(text or "null") for text in texts
-    ]
+    parsed = (json.loads(text or "null") for text in texts)
+    command, settings, patches, predicted, measured, incident = parsed
     return AttemptRow(
         session,
         number,
@@ -257,6 +258,7 @@ class LivenessLock:
     def __init__(self, session: str) -> None:
         self.session = session
         bound = _bound(session)
+        # Without abstract sockets, no other process can know whether the run is alive.
         if bound is None:
             self._close = None
         else:

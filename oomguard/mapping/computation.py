@@ -105,17 +105,23 @@ def _code_bytes(function: types.FunctionType) -> bytes:
     """Return a function's code as bytes, without file names, line numbers and its docstring."""
     parts: list[Any] = []
     for part in _codes(function.__code__):
-        consts = [const for const in part.co_consts if not _is_code(const)]
+        consts = []
+        for const in part.co_consts:
+            if not _is_code(const):
+                consts.append(const)
         if (
             part is function.__code__
             and function.__doc__ is not None
             and function.__doc__ in consts[:1]
         ):
             consts[0] = None
-        plain = [
-            sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const)
-            for const in consts
-        ]
+        plain: list[str | list[str]] = []
+        for const in consts:
+            # The order of a frozenset differs from run to run.
+            if isinstance(const, frozenset):
+                plain.append(sorted(map(repr, const)))
+            else:
+                plain.append(repr(const))
         parts.append((part.co_code, part.co_names, plain))
     return repr(parts).encode("utf-8", "surrogatepass")
 
@@ -132,7 +138,8 @@ def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if name not in stored:
             try:
                 yield name, cell.cell_contents
-            except ValueError:  # not assigned yet
+            except ValueError:
+                # not assigned yet
                 continue
 
 
@@ -149,9 +156,10 @@ def _stored(function: types.FunctionType) -> set[str]:
     """Return the outer names that a function assigns or changes, as in ``seen.append(x)``."""
     stored: set[str] = set()
     for code in _codes(function.__code__):
-        steps = [
-            step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")
-        ]
+        steps = []
+        for instruction in dis.get_instructions(code):
+            if instruction.opname not in ("CACHE", "PUSH_NULL"):
+                steps.append(instruction)
         for place, step in enumerate(steps):
             reads = step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
             if step.opname in _STORES or (reads and _writes(steps[place + 1 :])):
@@ -167,7 +175,8 @@ def _writes(steps: list[dis.Instruction]) -> bool:
         first = None
     if first is not None and first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         return first.argval in (*_ADDING, *_TAKING)
-    for step in steps:  # instructions that compute a key
+    # These instructions store to a key or attribute that was computed.
+    for step in steps:
         if step.opname.startswith(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "COPY")):
             return True
         if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
@@ -216,7 +225,8 @@ def digest(value: Any) -> bytes:
             TypeError,
             ValueError,
             RecursionError,
-        ) as error:  # keys of several types, or a list that contains itself
+        ) as error:
+            # Keys of several types, or a list that contains itself.
             raise UnknownContentError(f"{_name(type(value))}: {error}") from None
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
@@ -307,10 +317,9 @@ def _plain(value: Any, left: list[int], deepest: int) -> Any:
         value = vars(value)
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            pairs = [
-                [repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)]
-                for key, entry in value.items()
-            ]
+            pairs = []
+            for key, entry in value.items():
+                pairs.append([repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)])
             return sorted(pairs, key=lambda pair: str(pair[0]))
         return {key: _plain(entry, left, deepest - 1) for key, entry in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -377,17 +386,17 @@ def model_name(value: Any) -> str:
     if (hook := _hook(model)) is not None:
         raise UnnamedModelError(f"{type(model).__qualname__} with a forward hook, {hook}")
     revision = getattr(getattr(model, "config", None), "_commit_hash", None)
-    generation = [
-        _generation(holder) for holder in ((model,) if model is value else (model, value))
-    ]
+    generation = [_generation(model)]
+    if model is not value:
+        generation.append(_generation(value))
     parts = (path, revision, _weights(model) or _files(Path(path)), *generation, _settings(model))
-    return " ".join(str(part) for part in parts if part)
+    return " ".join(map(str, filter(None, parts)))
 
 
 def _is_model_itself(value: Any) -> bool:
-    return not isinstance(value, _NO_VALUE) and any(
-        callable(getattr(value, name, None)) for name in _OF_MODELS
-    )
+    if isinstance(value, _NO_VALUE):
+        return False
+    return any(callable(getattr(value, name, None)) for name in _OF_MODELS)
 
 
 def _inner(value: Any) -> Any:
@@ -409,7 +418,8 @@ def _hook(model: Any) -> str | None:
         for kind in _HOOKS:
             hooks += getattr(module, kind).values()
         for hook in hooks:
-            function = getattr(hook, "func", hook)  # functools.partial
+            # functools.partial
+            function = getattr(hook, "func", hook)
             package = (getattr(function, "__module__", None) or "").partition(".")[0]
             if package not in _KNOWN_HOOKS:
                 name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -424,7 +434,8 @@ def _generation(model: Any) -> str | None:
     to_dict = getattr(getattr(model, "generation_config", None), "to_dict", None)
     if not callable(to_dict):
         return None
-    settings = {name: value for name, value in to_dict().items() if name != "transformers_version"}
+    settings = dict(to_dict())
+    settings.pop("transformers_version", None)
     text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
     return f"generation {_models_short(text)}"
 
@@ -436,9 +447,8 @@ def _settings(model: Any) -> str | None:
     found: list[Any] = []
     for place, module in _modules(model):
         for name, value in sorted(vars(module).items()):
-            if (name[:1] == "_" and name not in _COUNTED_NOTES) or any(
-                part in name for part in _OWN_NOTES
-            ):
+            is_note = any(part in name for part in _OWN_NOTES)
+            if is_note or (name[:1] == "_" and name not in _COUNTED_NOTES):
                 continue
             try:
                 found.append((place, name, digest(plain_content(value)).hex()))
@@ -484,22 +494,24 @@ def _weights(model: Any) -> str | None:
 
 def _models_stored(module: Any) -> list[tuple[str, Any]]:
     """Return the weights of a module as in a checkpoint, without caches and computed tables."""
-    buffers = {
-        name: held
-        for name, held in module._buffers.items()
-        if name not in module._non_persistent_buffers_set
-    }
-    return [
-        (name, weight)
-        for name, weight in {**module._parameters, **buffers}.items()
-        if weight is not None
-    ]
+    buffers = {}
+    for name, held in module._buffers.items():
+        if name not in module._non_persistent_buffers_set:
+            buffers[name] = held
+    stored = []
+    for name, weight in {**module._parameters, **buffers}.items():
+        if weight is not None:
+            stored.append((name, weight))
+    return stored
 
 
 def _files(folder: Path) -> str | None:
     """Return a digest of a model folder's names, sizes and times; None without a folder."""
     try:
-        files = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
+        files = []
+        for file in sorted(folder.iterdir()):
+            if file.is_file():
+                files.append((file.name, file.stat()))
     except OSError:
         return None
     states = [(name, found.st_size, found.st_mtime_ns) for name, found in files]
@@ -550,11 +562,9 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
     is_said = identity is not None
     given = {} if identity is None else _checked(identity)
     parts: dict[str, Any] = {"function": _full_name(function)}
-    parts |= {
-        name: _given_identity(name, value)
-        for name, value in given.items()
-        if (name, value) != _ANY_CODE
-    }
+    for name, value in given.items():
+        if (name, value) != _ANY_CODE:
+            parts[name] = _given_identity(name, value)
     found = {
         name: known
         for name, value in bound.items()
@@ -567,16 +577,18 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
         closed = _scalars(read.closed)
         found = {name: value for name, value in closed.items() if name not in given} | found
         if plain.__name__ == "<lambda>":
-            found[CODE] = read.digest  # its name is shared by many functions
+            # Many functions share this name.
+            found[CODE] = read.digest
         if "code" not in given:
-            replaced = {name: value for name, value in closed.items() if name in given}
+            replaced = {}
+            for name, value in closed.items():
+                if name in given:
+                    replaced[name] = value
             held = _containers(read.closed)[0] | _containers(read.around)[0]
             values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
             code = json.dumps(made, default=str, sort_keys=True)
-    parts |= {
-        name if name not in parts else f"{name} of fn": value for name, value in found.items()
-    }
+    _add_renamed(parts, found)
     described = json.dumps(parts, default=str, sort_keys=True)
     return Computation(digest(parts), described, _named(function).__qualname__, code)
 
@@ -585,15 +597,19 @@ def differences(own: str, other: str) -> list[str]:
     """Return the differences of two descriptions or codes made by the same Python."""
     mine = json.loads(own)
     others = json.loads(other)
-    names = {name for name in {*mine, *others} if _text(mine, name) != _text(others, name)}
+    names = set()
+    for name in {*mine, *others}:
+        if _text(mine, name) != _text(others, name):
+            names.add(name)
     if "python" in names:
         names -= {"python", CODE}
-    return [
-        f"the {CODE}"
-        if name == CODE
-        else f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}"
-        for name in sorted(names)
-    ]
+    lines = []
+    for name in sorted(names):
+        if name == CODE:
+            lines.append(f"the {CODE}")
+        else:
+            lines.append(f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}")
+    return lines
 
 
 def _text(parts: Mapping[str, Any], name: str) -> str | None:
@@ -701,7 +717,8 @@ def _short(value: Any) -> Any:
         return value
     try:
         text = json.dumps(value)
-    except TypeError:  # it contains bytes or a tensor
+    except TypeError:
+        # Bytes and tensors have no readable form in JSON.
         return known
     if len(text) <= _READABLE:
         return json.loads(text)
@@ -725,12 +742,13 @@ def _read_from(
     read = FunctionCode(function, decorators)
     found = {CODE: read.digest}
     for values in (read.closed, read.around):
-        models = {name: _model(name, value) for name, value in values.items() if is_model(value)}
+        models = {}
+        for name, value in values.items():
+            if is_model(value):
+                models[name] = _model(name, value)
         held, unseen = _containers(values)
         counted = models | _scalars(values) | held
-        found |= {
-            name if name not in found else f"{name} of fn": value for name, value in counted.items()
-        }
+        _add_renamed(found, counted)
         _tell_of_unseen(_full_name(function), unseen)
     return found
 
@@ -760,8 +778,21 @@ def _tell_of_unseen(function: str, unseen: Mapping[str, str]) -> None:
             get_logger().warning(what, fn=function, hint=_SAY)
 
 
+def _add_renamed(parts: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Add values; the name of one that another part has already gets `` of fn`` added."""
+    for name, value in values.items():
+        if name in parts:
+            parts[f"{name} of fn"] = value
+        else:
+            parts[name] = value
+
+
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _short(value) for name, value in values.items() if _is_scalar(value)}
+    found = {}
+    for name, value in values.items():
+        if _is_scalar(value):
+            found[name] = _short(value)
+    return found
 
 
 def _is_scalar(value: Any) -> bool:
@@ -778,11 +809,10 @@ def _of_object(function: Callable[..., Any]) -> dict[str, Any]:
         owner = getattr(function, "__self__", function)
     if isinstance(owner, type) or is_model(owner):
         return {}
-    held = {
-        f"self.{name}": value
-        for name, value in getattr(owner, "__dict__", {}).items()
-        if name[:1] != "_"
-    }
+    held = {}
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if name[:1] != "_":
+            held[f"self.{name}"] = value
     return _scalars(held)
 
 

@@ -111,9 +111,9 @@ class Items:
         self.settled += len(found)
         self._digests += b"".join(key[0] for key in keys)
         if self._source is None:
-            self._held.update(
-                {start + place: item for place, item in enumerate(new) if keys[place] not in found}
-            )
+            for place, item in enumerate(new):
+                if keys[place] not in found:
+                    self._held[start + place] = item
         if self.all_read:
             self.total = len(self.rows)
             self._seen.clear()

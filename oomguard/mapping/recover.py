@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,15 +22,15 @@ from typing import Any, Final
 import click
 
 from oomguard.core.errors import StoreError, UsageError
-from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
-from oomguard.mapping.store import Key, ResultStore
+from oomguard.mapping.store import Claims, Key, ResultStore
 
 _AT_ONCE: Final = 500
 # Offset of the number of pages in the header. If it is 0, SQLite uses the size of the file
 # (https://www.sqlite.org/fileformat2.html).
 _PAGES_AT: Final = 28
-_LEAST_ROW_BYTES: Final = 8  # a store cannot have more rows than bytes
+# A store cannot have more rows than bytes.
+_LEAST_ROW_BYTES: Final = 8
 Value = tuple[int, str, bytes]
 """A result's row, form and content."""
 
@@ -52,7 +53,8 @@ def recover(damaged: Path, new: Path) -> int:
             copy = Path(folder) / "damaged.sqlite"
             _copy(damaged, copy)
             with closing(sqlite3.connect(copy)) as database:
-                database.text_factory = bytes  # texts may be damaged too
+                # Texts may be damaged too.
+                database.text_factory = bytes
                 return _saved(database, copy.stat().st_size // _LEAST_ROW_BYTES, new)
     except OSError as error:
         hint = "name a store, and a new file in a folder with room for a copy"
@@ -64,7 +66,8 @@ def recover(damaged: Path, new: Path) -> int:
 
 def _copy(damaged: Path, copy: Path) -> None:
     shutil.copyfile(damaged, copy)
-    with contextlib.suppress(FileNotFoundError):  # pages that are still in the write-ahead log
+    # Newer pages are still in the write-ahead log.
+    with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(
             damaged.with_name(f"{damaged.name}-wal"), copy.with_name(f"{copy.name}-wal")
         )
@@ -82,9 +85,8 @@ def _saved(database: sqlite3.Connection, last: int, new: Path) -> int:
             numbers[number] = store.number(computation)
             for code in codes:
                 store.add_code(numbers[number], code)
-        waiting: dict[int, list[tuple[Key, str, bytes]]] = {
-            number: [] for number in numbers.values()
-        }
+        # Written in groups, because a commit for each result would take a disk write each.
+        waiting: dict[int, list[tuple[Key, str, bytes]]] = defaultdict(list)
         for row, form, content in _values(database, last):
             if (found := _key(database, row)) is None or found[0] not in numbers:
                 continue

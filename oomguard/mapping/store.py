@@ -8,21 +8,134 @@ disk (https://www.sqlite.org/wal.html).
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import errno
+import fcntl
 import functools
 import json
+import os
 import sqlite3
+import struct
+import sys
 import tomllib
+import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.core.errors import StoreError
-from oomguard.core.installation import upgrade_hint
-from oomguard.mapping.claims import Claims
+from oomguard.core.errors import StoreError, UsageError
+from oomguard.core.installation import install_hint, upgrade_hint
 from oomguard.mapping.computation import Computation
+from oomguard.probe import torch_memory
+
+# The first byte is the lock for opening the store; claims use the bytes after it.
+_OPENING: Final = 0
+_PLACES: Final = 2**62
+# An odd number near the golden ratio of the range spreads the computations' bytes of one item.
+_STEP: Final = 0x27220A9513FE7D8B
+_TAKEN: Final = frozenset({errno.EAGAIN, errno.EACCES})
+_open: Final[weakref.WeakSet[Claims]] = weakref.WeakSet()
+
+
+class Claims:
+    """Hold the claims of one call of ``map``; closing releases all of them.
+
+    Args:
+        store: the store. The lock file is next to it, with ``.lock`` added to its name.
+
+    Raises:
+        StoreError: the lock file cannot be created, or its file system does not support locks.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._path = store.with_name(f"{store.name}.lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._is_new = True
+        try:
+            try:
+                self._file: int | None = os.open(self._path, flags | os.O_EXCL, 0o600)
+            except FileExistsError:
+                self._file = os.open(self._path, flags, 0o600)
+                self._is_new = False
+        except OSError as error:
+            raise self._cannot(error) from None
+        _open.add(self)
+
+    def take(self, computation: int, item: bytes, occurrence: int) -> bool:
+        """Claim an item of a computation; return False if another call has it."""
+        try:
+            self._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, _place(computation, item, occurrence))
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise self._cannot(error) from None
+        return True
+
+    def give_back(self, computation: int, item: bytes, occurrence: int) -> None:
+        """Release an item."""
+        self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _place(computation, item, occurrence))
+
+    def give_back_all(self) -> None:
+        """Release all items."""
+        self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _OPENING + 1, length=0)
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Wait until no other call opens the store.
+
+        Creating the store and changing its journal mode must not happen in two calls at once.
+        """
+        try:
+            self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _OPENING)
+        except OSError as error:
+            raise self._cannot(error) from None
+        try:
+            yield
+        finally:
+            self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _OPENING)
+
+    def remove_new(self) -> None:
+        """Remove the lock file if this call created it, because its path is not a valid store."""
+        if self._is_new:
+            self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release everything."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _lock(self, command: int, kind: int, place: int, length: int = 1) -> None:
+        if self._file is not None:
+            # struct flock: l_type, l_whence, l_start, l_len (0 means to the end), l_pid, with
+            # native alignment.
+            fcntl.fcntl(
+                self._file, command, struct.pack("hhqqi0q", kind, os.SEEK_SET, place, length, 0)
+            )
+
+    def _cannot(self, error: OSError) -> StoreError:
+        hint = "give a path in a folder on a local disk: store=PATH"
+        return StoreError(
+            f"{self._path}: {error.strerror}: oomguard cannot coordinate workers there", hint=hint
+        )
+
+
+def _place(computation: int, item: bytes, occurrence: int) -> int:
+    """Return the byte of an item; items that share one only wait for each other."""
+    return 1 + (int.from_bytes(item[:8], "little") + computation * _STEP + occurrence) % _PLACES
+
+
+def _close_in_child() -> None:
+    """Close the files in a forked child, which would otherwise keep the items claimed."""
+    for claims in list(_open):
+        claims.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 
 # Find out which file system holds a path, and whether other machines may have mounted it.
 
@@ -146,9 +259,10 @@ class ResultStore:
 
     def _begin(self) -> None:
         run = self._database.execute
-        version, application = (
-            run(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
-        )
+        # Any program may use user_version, so the application's id decides whether the file is
+        # ours.
+        (version,) = run("PRAGMA user_version").fetchone()
+        (application,) = run("PRAGMA application_id").fetchone()
         if version > SCHEMA_VERSION and application == APPLICATION_ID:
             what = (
                 f"a newer oomguard wrote it (schema {version}, this version supports "
@@ -201,10 +315,8 @@ class ResultStore:
         """Return all versions of the code that computed results of a computation."""
         with self._explaining():
             asked = "SELECT code FROM computation WHERE id = ?"
-            return [
-                str(code)
-                for code in json.loads(self._database.execute(asked, (computation,)).fetchone()[0])
-            ]
+            (codes,) = self._database.execute(asked, (computation,)).fetchone()
+            return [str(code) for code in json.loads(codes)]
 
     def add_code(self, computation: int, code: str) -> None:
         """Add a version of the code of a computation."""
@@ -257,13 +369,13 @@ class ResultStore:
                 # Another worker stored one without a claim, because someone deleted the lock file.
                 found = self.find(computation, [key for key, _, _ in results])
                 rows = [found[key] for key, _, _ in results]
+            values = []
+            for row, (_, form, content) in zip(rows, results, strict=True):
+                if row in new:
+                    values.append((row, form, zlib.crc32(content), content))
             many(
                 "INSERT OR REPLACE INTO value (id, form, crc32, content) VALUES (?, ?, ?, ?)",
-                [
-                    (row, form, zlib.crc32(content), content)
-                    for row, (_, form, content) in zip(rows, results, strict=True)
-                    if row in new
-                ],
+                values,
             )
         return rows
 
@@ -285,10 +397,10 @@ class ResultStore:
                 "failed_at >= ?"
             )
             rows = self._database.execute(asked, (computation, since))
-            return {
-                (item, occurrence): (bool(never_fits), error)
-                for item, occurrence, never_fits, error in rows
-            }
+            found = {}
+            for item, occurrence, never_fits, error in rows:
+                found[(item, occurrence)] = (bool(never_fits), error)
+            return found
 
     def values(self, rows: Iterable[int]) -> dict[int, tuple[str, bytes]]:
         """Return the form and content of results by their rows."""
@@ -350,10 +462,8 @@ def _error_entry(error: Exception) -> Mapping[str, Any]:
     name = getattr(error, "sqlite_errorname", None) or ""
     if isinstance(error, (sqlite3.DataError, OverflowError)):
         name = "SQLITE_TOOBIG"
-    found: Mapping[str, Any] = next(
-        entry for entry in store_data()["error"] if name.startswith(entry["name"])
-    )
-    return found
+    entries: list[Mapping[str, Any]] = store_data()["error"]
+    return next(filter(lambda entry: name.startswith(entry["name"]), entries))
 
 
 # A call stores results in the order of its items, so the next items' results are probably the next
@@ -395,9 +505,16 @@ class FinishedResults:
         if self._is_in_order:
             self._read_ahead(_AHEAD_RATIO * len(keys))
             pop = self._ahead.pop
-            found = {key: row for key in keys if (row := pop(key, 0))}
+            found = {}
+            for key in keys:
+                row = pop(key, 0)
+                if row:
+                    found[key] = row
             self._is_in_order = len(found) >= _LEAST_RATIO * len(keys)
-        missing = [key for key in keys if key not in found]
+        missing = []
+        for key in keys:
+            if key not in found:
+                missing.append(key)
         if missing:
             return found | self._store.find(self._computation, missing)
         return found
@@ -412,3 +529,203 @@ class FinishedResults:
                 self._left = 0
             if new:
                 self._last_row = new[-1][0]
+
+
+_JSON = "json"
+_BYTES = "bytes"
+_TREE = "tree"
+_TORCH = "torch"
+_NUMPY = "numpy"
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_METADATA: Final = "oomguard"
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class _NotStorableError(TypeError):
+    """Report a value whose type cannot be stored; the message is the type."""
+
+
+class Codec:
+    """Convert the results of one call to bytes and back.
+
+    Args:
+        encode: converts a result to something that can be stored. None: store it as it is.
+        decode: reverses ``encode``.
+    """
+
+    def __init__(
+        self, encode: Callable[[Any], Any] | None, decode: Callable[[Any], Any] | None
+    ) -> None:
+        self._encode = encode
+        self._decode = decode
+
+    def written(self, value: Any, place: str) -> tuple[str, bytes]:
+        """Return the storage form of a result, and its bytes.
+
+        Raises:
+            UsageError: its type cannot be stored. The message contains the type and ``place``.
+        """
+        if self._encode is None:
+            shown = value
+        else:
+            shown = self._encode(value)
+        try:
+            return _written(shown)
+        except _NotStorableError as error:
+            hint = (
+                "encode=FUNCTION must convert it to JSON, bytes, tensors or arrays; "
+                "decode=FUNCTION reverses that"
+            )
+            raise UsageError(
+                f"the result of {place} cannot be stored because it contains a {error}", hint=hint
+            ) from None
+
+    def read(self, form: str, content: bytes) -> Any:
+        """Return a stored result; raise ValueError or KeyError for invalid bytes."""
+        value = _read(form, content)
+        if self._decode is None:
+            return value
+        return self._decode(value)
+
+
+def _written(value: Any) -> tuple[str, bytes]:
+    if type(value) is bytes:
+        return _BYTES, value
+    if _is_plain(value):
+        return _JSON, _text(value)
+    tensors: dict[str, Any] = {}
+    tree = _tree(value, tensors)
+    if not tensors:
+        return _TREE, _text(tree)
+    metadata = {_METADATA: json.dumps(tree)}
+    is_torch = any(hasattr(tensor, "untyped_storage") for tensor in tensors.values())
+    save = _safetensors(_TORCH if is_torch else _NUMPY).save
+    if is_torch:
+        import torch
+
+        tensors = {
+            name: t if hasattr(t, "untyped_storage") else torch.from_numpy(t)
+            for name, t in tensors.items()
+        }
+    with torch_memory.on_host():
+        return (_TORCH if is_torch else _NUMPY), save(tensors, metadata)
+
+
+def _read(form: str, content: bytes) -> Any:
+    if form == _BYTES:
+        return content
+    if form == _JSON:
+        return json.loads(content)
+    if form == _TREE:
+        return _grown(json.loads(content), {})
+    # A safetensors file begins with 8 bytes for the header's length, then the header as JSON.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    with torch_memory.on_host():
+        return _grown(
+            json.loads(header["__metadata__"][_METADATA]), _safetensors(form).load(content)
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether JSON gives back the same value with the same types."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if kind is list:
+        return all(map(_is_plain, value))
+    return (
+        kind is dict
+        and all(type(key) is str for key in value)
+        and all(map(_is_plain, value.values()))
+    )
+
+
+def _tree(value: Any, tensors: dict[str, Any]) -> Any:
+    """Return a value as JSON, with each other object replaced by ``[its kind, its parts]``."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind in (list, tuple):
+        return [kind.__name__, [_tree(entry, tensors) for entry in value]]
+    if kind is dict:
+        return [
+            "dict",
+            [[_tree(key, tensors), _tree(entry, tensors)] for key, entry in value.items()],
+        ]
+    if kind is bytes:
+        return ["bytes", base64.b64encode(value).decode("ascii")]
+    name = str(len(tensors))
+    if hasattr(value, "untyped_storage"):
+        tensors[name] = _host(value)
+        return ["tensor", name]
+    if kind.__module__ == "numpy" and hasattr(value, "dtype"):
+        import numpy as np
+
+        if value.dtype.kind not in "biuf" or (kind is not np.ndarray and value.shape):
+            raise _NotStorableError(f"numpy.{kind.__name__} of {value.dtype}")
+        tensors[name] = np.array(value, order="C")
+        return ["array" if kind is np.ndarray else "number", name]
+    raise _NotStorableError(
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _grown(tree: Any, tensors: dict[str, Any]) -> Any:
+    if not isinstance(tree, list):
+        return tree
+    kind, made_of = tree
+    if kind in ("list", "tuple"):
+        entries = [_grown(entry, tensors) for entry in made_of]
+        if kind == "tuple":
+            return tuple(entries)
+        return entries
+    if kind == "dict":
+        return {_grown(key, tensors): _grown(entry, tensors) for key, entry in made_of}
+    if kind == "bytes":
+        return base64.b64decode(made_of)
+    tensor = tensors[made_of]
+    if kind == "tensor":
+        return tensor
+    if hasattr(tensor, "untyped_storage"):
+        array = tensor.numpy()
+    else:
+        array = tensor
+    if kind == "array":
+        return array
+    return array[()]
+
+
+def _host(tensor: Any) -> Any:
+    """Return a tensor on the CPU without its graph, copied if it is a view."""
+    import torch
+
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or not isinstance(tensor, torch.Tensor)
+    ):
+        raise _NotStorableError(f"tensor of layout {tensor.layout}")
+    with torch_memory.on_host():
+        return tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+
+
+def _text(value: Any) -> bytes:
+    return _encode(value).encode("utf-8", "surrogatepass")
+
+
+def _safetensors(form: str) -> Any:
+    try:
+        if form == _NUMPY:
+            import safetensors.numpy
+
+            return safetensors.numpy
+        import safetensors.torch
+
+        return sys.modules["safetensors.torch"]
+    except ImportError:
+        hint = install_hint("hf")
+        raise UsageError(
+            "tensors are stored as safetensors, which is not installed", hint=hint
+        ) from None

@@ -87,12 +87,14 @@ def run_safely(
         command: the words of the command.
         ready: called when the watchdog runs.
     """
+    # Blocking nothing returns the present mask, which the command has to inherit.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     closed: frozenset[int] = frozenset()
     try:
         _start_watchdog(command, masked)
         ready()
-        closed = _occupy()  # before any file is opened
+        # This comes first, because an opened file would take the place of a closed stream.
+        closed = _occupy()
         from oomguard.supervisor.loop import Supervisor
 
         status = Supervisor(words, command, closed).run()
@@ -107,7 +109,8 @@ def _start_watchdog(command: Sequence[str], masked: set[int]) -> None:
     """Start the watchdog thread, which receives no signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        with contextlib.suppress(RuntimeError):  # the system allows no more threads
+        # The run works without this thread if the system allows no more.
+        with contextlib.suppress(RuntimeError):
             threading.Thread(
                 target=_watch, name="oomguard-watchdog", args=(command, masked), daemon=True
             ).start()
@@ -126,9 +129,8 @@ def _occupy() -> frozenset[int]:
             os.fstat(number)
         except OSError:
             closed.add(number)
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # the lowest free number is this one
+            # open() returns the lowest free number, which is the closed stream's.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     return frozenset(closed)
 
 
@@ -151,12 +153,13 @@ def _watch(command: Sequence[str], masked: set[int]) -> None:
 def _continue_alone(
     command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
 ) -> NoReturn:
-    """Do the rest of a run; never returns."""
+    """Do the rest of a run without the supervisor, and exit."""
     status = PROGRESS.final
     try:
         if status is None:
             status = _finish_run(command, masked, closed, why)
     finally:
+        # Not sys.exit(): Python's shutdown would wait for threads that may hang.
         os._exit(125 if status is None else status)
 
 
@@ -168,7 +171,8 @@ def _finish_run(
     reader = _Reader(progress.channel)
     if progress.is_starting and progress.status is None:
         if progress.reaper_pid is not None:
-            with contextlib.suppress(OSError):  # a stopped reaper cannot report the start
+            # A stopped reaper cannot report the start, so continue it.
+            with contextlib.suppress(OSError):
                 os.kill(progress.reaper_pid, signal.SIGCONT)
         reader.read(_START_S, until_started=True)
     if progress.status is None and progress.wait_status is not None:
@@ -193,7 +197,7 @@ def _finish_run(
 
 
 def _end_orphans(wait_s: float = 2.0) -> None:
-    """Kill what the command left if somebody has killed the reaper: its orphans are ours then."""
+    """Kill the processes that the command left, because the reaper was killed and they are ours."""
     from oomguard.supervisor.tree import LOOKS, descendants
 
     until_s = time.monotonic() + wait_s
@@ -317,7 +321,8 @@ def _copy_once(source: int, sink: int) -> bool:
             left = left[os.write(sink, left[:4096]) :]
         except BlockingIOError:
             continue
-        except OSError:  # nobody reads it, or the disk is full, but the command continues
+        except OSError:
+            # The reader is gone or the disk is full. The command continues without this copy.
             return bool(data)
     return bool(data)
 
@@ -374,7 +379,8 @@ def _end_reaper(wait_s: float = 12.0) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
         _has_ended(pid, _KILLED_S)
-    with contextlib.suppress(Exception):  # the reaper has done so, or was killed before
+    # Usually the reaper has removed the folder already.
+    with contextlib.suppress(Exception):
         from oomguard.supervisor.tree import remove_tree
 
         remove_tree(PROGRESS.folder or "")
@@ -394,9 +400,8 @@ def _has_ended(pid: int, wait_s: float) -> bool:
 
 
 def _become(command: Sequence[str], masked: set[int] | None, closed: frozenset[int]) -> int:
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, ()
-    )  # pending signals are for us; an ignored one is dropped only now
+    # Let pending signals reach us first, because the command must not inherit them.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for signal_number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             if signal.getsignal(signal_number) is not signal.SIG_IGN or signal_number in {

@@ -110,7 +110,7 @@ class _Group:
         return int(text)
 
     def level(self, far_bytes: int) -> Level | None:
-        """Return what is left; the page cache counts as left when less than ``far_bytes`` is."""
+        """Return the memory that is left; below ``far_bytes``, the page cache counts as left."""
         limit = self.limit_bytes()
         usage = _read(self._usage)
         if limit is None or usage is None:
@@ -122,7 +122,7 @@ class _Group:
         return Level(LIMIT, limit, min(limit, left))
 
     def _page_cache_bytes(self, used: int) -> int:
-        """Return the bytes of files, which the kernel frees; read again if the usage changed."""
+        """Return the bytes of cached files, which the kernel can free."""
         if abs(used - self._cached[0]) > _SAME_BYTES:
             stat = _read(self._stat) or b""
             names = (b"inactive_file", b"active_file")
@@ -160,8 +160,12 @@ class HostMemory:
 
     def limits(self, far_bytes: int = _NO_LIMIT_BYTES) -> list[Level]:
         """Return what is left below each limit."""
-        levels = [group.level(far_bytes) for group in self._groups]
-        return [level for level in levels if level is not None]
+        found = []
+        for group in self._groups:
+            level = group.level(far_bytes)
+            if level is not None:
+                found.append(level)
+        return found
 
     def stalled_ratio(self) -> float:
         """Return the part of the last ten seconds in which all tasks waited for memory."""
@@ -183,7 +187,10 @@ def group_folders(root: str = "") -> Iterator[tuple[str, int]]:
         listed = tree.read_file(f"{root}/proc/self/cgroup").decode("utf-8", "replace")
         for line in listed.splitlines():
             _, controllers, path = line.split(":", 2)
-            parts = [part for part in path.split("/") if part and part != ".."]
+            parts = []
+            for part in path.split("/"):
+                if part and part != "..":
+                    parts.append(part)
             mounts: tuple[tuple[str, int], ...] = ()
             if "memory" in controllers.split(","):
                 mounts = (("/sys/fs/cgroup/memory", 1),)
@@ -246,7 +253,8 @@ def tree_pids(root: int) -> list[int]:
                 below = tree.read_file(f"/proc/{pid}/task/{task}/children")
                 todo += map(int, below.split())
         except FileNotFoundError:
-            if pid == root:  # this kernel lists no children
+            # Without CONFIG_PROC_CHILDREN, Linux has no file that lists children.
+            if pid == root:
                 return tree.descendants(root)
         except (OSError, ValueError):
             pass
@@ -358,6 +366,7 @@ class HostWatch:
         watches_node = memory.is_unified or self._asked_bytes is not None
         if not watches_node and not memory.is_limited:
             return
+        # This thread has to run when memory is full, so its pages stay and the kernel kills others.
         shield()
         while not self._is_over:
             nearest = self._look(memory, watches_node=watches_node)
@@ -432,7 +441,7 @@ class HostWatch:
         return wait_s
 
     def _end(self, memory: HostMemory, level: Level, growth: float) -> None:
-        """Stop the command, and kill what does not stop in time."""
+        """Stop the command, and kill the processes that do not stop in time."""
         reserve = self._reserve_bytes(level)
         sizes = self._sizes()
         if not self._is_to_blame(sizes, reserve):
@@ -446,7 +455,9 @@ class HostWatch:
             self._ignored_until_s = time.monotonic() + _IDLE_S
             return
         holder = max(sizes, key=lambda pid: sizes[pid], default=None)
+        # The figures are taken before the stop, because it changes them.
         record = self._describe(memory, level, growth, sizes, holder)
+        # Set before the signal, so that even a quick end of the command finds its reason.
         self.record = record
         self._reaper.forward(int(signal.SIGTERM), None, None)
         self._messages.say(
@@ -461,7 +472,11 @@ class HostWatch:
         next_kill_s = 0.0
         while not self._is_over:
             time.sleep(_GROWING_S)
-            now = next((one for one in self._levels(memory) if one.scope == level.scope), level)
+            now = level
+            for one in self._levels(memory):
+                if one.scope == level.scope:
+                    now = one
+                    break
             now_s = time.monotonic()
             is_used = now.available_bytes < reserve * _USED_PART
             if first_kill_s is not None and now_s - first_kill_s > _ALL_KILLED_S:

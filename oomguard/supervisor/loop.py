@@ -69,7 +69,7 @@ class AnalystProcess:
         output: the descriptor of the recorded output.
 
     Attributes:
-        failed: why it is no longer used; None while it works.
+        failed: why the supervisor no longer uses the analyst; None while it works.
         pid: its process; None before the start.
     """
 
@@ -83,7 +83,7 @@ class AnalystProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and has not failed."""
+        """Whether the analyst was started and has not failed."""
         return self._socket is not None
 
     def fileno(self) -> int:
@@ -93,7 +93,7 @@ class AnalystProcess:
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Start it; ``failed`` says why if that is impossible."""
+        """Start the analyst; ``failed`` says why if that is impossible."""
         if self.runs or self.failed is not None:
             return
         ours, theirs = socket.socketpair()
@@ -101,14 +101,13 @@ class AnalystProcess:
             ours.setblocking(False)
             theirs.set_inheritable(True)
             os.set_inheritable(self._output, True)
-            flags = [
-                flag
-                for flag, on in (
-                    ("-E", sys.flags.ignore_environment),
-                    ("-s", sys.flags.no_user_site),
-                )
-                if on
-            ]
+            flags = []
+            for flag, on in (
+                ("-E", sys.flags.ignore_environment),
+                ("-s", sys.flags.no_user_site),
+            ):
+                if on:
+                    flags.append(flag)
             words = [sys.executable, "-P", *flags, "-c", _BOOT, _FOLDER, str(theirs.fileno())]
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -135,7 +134,8 @@ class AnalystProcess:
         """Send a message. An analyst that does not accept it in time has failed."""
         if self._socket is None:
             return
-        import json  # many runs need no analyst
+        # Loaded here, because many runs need no analyst.
+        import json
 
         data = memoryview(json.dumps(message).encode() + b"\n")
         until_s = time.monotonic() + ANSWER_LIMIT_S
@@ -153,7 +153,7 @@ class AnalystProcess:
             self.fail("it has ended")
 
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return its new messages; wait at most ``timeout_s`` seconds for the first.
+        """Return the analyst's new messages; wait at most ``timeout_s`` seconds for the first.
 
         An analyst that has ended, or that sends an invalid message, has failed.
         """
@@ -188,12 +188,12 @@ class AnalystProcess:
         return found
 
     def fail(self, why: str) -> None:
-        """Record why it is no longer used, and stop it."""
+        """Record why the supervisor no longer uses the analyst, and stop it."""
         self.failed = self.failed or why
         self.end()
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Kill it and its children; ``wait_s`` seconds are left for it to end on its own."""
+        """Wait ``wait_s`` seconds for the analyst's end, then kill it and its children."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -225,9 +225,10 @@ def _safe_environment() -> dict[str, str]:
     """
     variables = dict(os.environ)
     for name in _CODE_FOLDERS:
-        kept = [
-            entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)
-        ]
+        kept = []
+        for entry in variables.pop(name, "").split(os.pathsep):
+            if os.path.isabs(entry):
+                kept.append(entry)
         if kept:
             variables[name] = os.pathsep.join(kept)
     return {**variables, "PYTHONSAFEPATH": "1"}
@@ -298,19 +299,22 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the command, and again if the analyst says so; return the run's exit status."""
+        # If the reaper is killed, its orphans then come to this process instead of to init.
         become_subreaper()
         signals = self._signals = SignalForwarder(self._closed)
-        signals.__enter__()  # only left after a success, because leaving it stops the command
+        # Not a with block: leaving it after an error would stop the command.
+        signals.__enter__()
         self._buffer = OutputBuffer()
         self._began = {"at": time.time(), "kills": _memory_kills()}
         self._make_session()
         self._analyst = AnalystProcess(self._facts(), self._buffer.fd)
         status = self._attempts()
+        # From here on, the run ends with this status whatever fails while it cleans up.
         PROGRESS.final = status
+        # After a stop nothing may delay the end, not even a report that is being written.
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
-        if (
-            self._analyst.failed is not None
-        ):  # otherwise its remaining child delivers a shared journal, and has to outlive it
+        # The child of a healthy analyst delivers a shared journal, and has to outlive it.
+        if self._analyst.failed is not None:
             self._end_helpers()
         if self._session is not None:
             tree.remove_tree(self._session)
@@ -336,8 +340,11 @@ class Supervisor:
         is_failed = self._is_cut or self._host_record is not None
         if is_failed and status == 0:
             status = FAILED_STATUS
-        if self._signals.stopped_between_runs and self._signals.stopped_by is not None:
-            status = 128 + self._signals.stopped_by
+        signals = self._signals
+        is_between = signals.stopped_between_runs and signals.stopped_by is not None
+        # A command that succeeded keeps its status, although a stop came while its tree was ended.
+        if is_between and status != 0:
+            status = 128 + int(signals.stopped_by or 0)
         return status
 
     def _first(self) -> NextStep:
@@ -359,6 +366,7 @@ class Supervisor:
 
     def _attempt(self, command: Command) -> Exit:
         self._number += 1
+        # Each attempt is explained from its own output alone.
         self._buffer.forget()
         self._since_ns = now_ns()
         self._files = OpenFiles(self._signals.reaper.pid)
@@ -386,7 +394,8 @@ class Supervisor:
 
     def _started(self) -> None:
         self._started_s = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # the system allows no more threads
+        # The run works without this thread if the system allows no more.
+        with contextlib.suppress(RuntimeError):
             self._files.start()
             if self._host is not None:
                 self._host.start()
@@ -442,11 +451,11 @@ class Supervisor:
 
     def _unwatch(self) -> None:
         if self._watched is not None and self._tee is not None:
-            with contextlib.suppress(
-                KeyError, ValueError, OSError, RuntimeError
-            ):  # the copying has ended
+            # Once the copying has ended, nothing is watched any more.
+            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):
                 self._tee.unwatch(self._watched)
-            self._watched = -1  # never watched again
+            # never watched again
+            self._watched = -1
 
     def _is_analyst_due(self) -> bool:
         analyst = self._analyst
@@ -478,6 +487,7 @@ class Supervisor:
         """Return the next step after an attempt."""
         analyst = self._analyst
         signals = self._signals
+        # Most runs succeed quickly and never pay for the second process.
         if not analyst.runs and (not self._has_to_explain(ended) or signals.is_urgent):
             return self._unexplained(ended)
         if not analyst.runs:
@@ -504,7 +514,7 @@ class Supervisor:
         return answer
 
     def _has_to_explain(self, ended: Exit) -> bool:
-        """Return whether an attempt that ended before the analyst's start needs one."""
+        """Return whether the analyst has to explain an attempt that ended before it was started."""
         if self._analyst.failed is not None:
             return False
         if self._host_record is not None:
@@ -514,7 +524,7 @@ class Supervisor:
         )
 
     def _unexplained(self, ended: Exit) -> NextStep:
-        """End with the command's status; log a failure without explanation and its output file."""
+        """End with the command's status; for a failure, name the file of its output."""
         if ended.status and self._analyst.failed is not None and self._signals.stopped_by is None:
             place = self._keep_output()
             if place is None:
@@ -565,6 +575,7 @@ class Supervisor:
                     limit_s = TYPED_ANSWER_S
                 until_s = min(until_s, max(began_s, self._signals.last_stop_s) + limit_s)
             for message in analyst.messages(min(0.1, until_s - time.monotonic())):
+                # Each message is a sign of life, so a long analysis may take longer than the limit.
                 if not has_sent_stop:
                     until_s = time.monotonic() + ANSWER_LIMIT_S
                 found = self._read_safely(message)
@@ -592,7 +603,10 @@ class Supervisor:
                 self._set_options(message.get("options") or {})
                 argv = message["argv"]
                 env = message["env"]
-                values = [value for value in env.values() if value is not None]
+                values = []
+                for value in env.values():
+                    if value is not None:
+                        values.append(value)
                 if not argv or not all(isinstance(word, str) for word in (*argv, *env, *values)):
                     raise TypeError("a command must be a list of words")
                 return NextStep(Command(tuple(argv), env))
@@ -624,6 +638,7 @@ class Supervisor:
             if status in _NOTHING_RAN:
                 return status
             return 125
+        # The command's own status counts, so the analyst may choose only among these.
         is_by_cause = status in _BY_CAUSE and self._options.status_by_cause
         if is_by_cause or status == FAILED_STATUS:
             return status
@@ -695,9 +710,8 @@ class Supervisor:
         signals = self._signals
         if signals.was_typed and status == 128 + signal.SIGINT and not signals.reaper.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(
-                os.getpid(), signal.SIGINT
-            )  # a shell's loop ends if its command died from Ctrl-C
+            # A shell's loop stops only if its command died from SIGINT.
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def _notify(address: str, text: str) -> None:

@@ -26,11 +26,10 @@ def event_line(event: str, fields: Mapping[str, object]) -> str:
     if first.isalpha() and first.islower() and first != "oomguard":
         sentence = sentence[0].upper() + sentence[1:]
     line = f"oomguard: {sentence}"
-    words = [
-        f"{key}={_quoted(value)}"
-        for key, value in fields.items()
-        if value is not None and key != _TO_PASTE
-    ]
+    words = []
+    for key, value in fields.items():
+        if value is not None and key != _TO_PASTE:
+            words.append(f"{key}={_quoted(value)}")
     if fields.get(_TO_PASTE) is not None:
         words.append(f"{_TO_PASTE}={fields[_TO_PASTE]}")
     if words:
@@ -78,6 +77,7 @@ class Messages:
 
 def write_line(line: str) -> None:
     """Write a line to standard error, without characters that control a terminal."""
+    # A control character in a file name or a value could drive the user's terminal.
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     try:
         os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))

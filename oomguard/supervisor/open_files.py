@@ -74,7 +74,8 @@ class OpenFiles:
         with self._lock:
             for pid in tree.descendants(self._root):
                 if self._stopped.is_set():
-                    break  # nobody waits for an unfinished check
+                    # The run does not wait for an unfinished check.
+                    break
                 for path, status in open_for_writing(pid):
                     self._seen[identity(status)] = path
             took_s = time.thread_time() - began_s
@@ -89,9 +90,11 @@ class OpenFiles:
 
     def _run(self) -> None:
         wait_s = FIRST_S
-        with contextlib.suppress(BaseException):  # an error in a check must not stop the run
+        # An error in a check must not stop the run.
+        with contextlib.suppress(BaseException):
             stand_back()
             while not self._stopped.wait(wait_s):
+                # A machine with many processes is checked less often.
                 wait_s = max(LEAST_S, self.look() / SHARE)
 
 
@@ -117,7 +120,8 @@ def open_for_writing(pid: int) -> Iterator[tuple[str, os.stat_result]]:
                 status = os.stat(number, dir_fd=folder)
                 if stat.S_ISREG(status.st_mode) and status.st_nlink > 0:
                     yield path, status
-    except OSError:  # the process is gone
+    except OSError:
+        # The process has ended meanwhile.
         return
     finally:
         os.close(folder)

@@ -43,9 +43,7 @@ _OPTION_NAMES: Final = (
     "termination-message probes exit-status slurm-comment slurm-requeue quiet verbose color",
 )
 _OPTION_VARIABLES: Final = frozenset(
-    f"OOMGUARD_{name}"
-    for names in _OPTION_NAMES
-    for name in names.upper().replace("-", "_").split(" ")
+    "OOMGUARD_" + name.upper().replace("-", "_") for name in " ".join(_OPTION_NAMES).split(" ")
 )
 _EARLY_VARIABLES: Final = frozenset(
     {"NOTIFY_SOCKET", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}
@@ -88,7 +86,8 @@ def read_options(
     """Read the words before ``--``; all other options are left to the analyst."""
     found = Options()
     if os.path.exists(f"/proc/{environ.get('OOMGUARD_OUTER_RUN', 'none')}"):
-        found.host_reserve_bytes = 0  # the outer run watches
+        # The outer run watches the host's memory already.
+        found.host_reserve_bytes = 0
     is_plain = _read_words(found, list(words))
     found.analyst_first = (
         not is_plain or _is_asked_early(command, environ) or _has_own_file(environ) or _has_table()
@@ -198,5 +197,7 @@ def _may_hold_table(path: str) -> bool:
         os.close(fd)
     if b"oomguard" not in content:
         return False
+    # Only bytes are searched, because loading a TOML parser takes longer than the rest of the
+    # start.
     packed = content.replace(b" ", b"").replace(b"\t", b"")
     return len(content) > _MOST_BYTES or any(mark in packed for mark in _TABLE_BYTES)

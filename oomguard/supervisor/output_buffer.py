@@ -129,17 +129,14 @@ class RecordedOutput:
         """Describe the file as a JSON object; with ``counts``, only the number of bytes."""
         if counts:
             return {"came": self.came, "failed": self.failed, "times": [], "parts": []}
-        parts: list[dict[str, Any]] = [
-            {
-                "number": part.number,
-                "at": part.at,
-                "size": part.size,
-                "pieces": part.pieces.tolist(),
-            }
-            if isinstance(part, Slot)
-            else {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
-            for part in self.kept()
-        ]
+        parts: list[dict[str, Any]] = []
+        for part in self.kept():
+            if isinstance(part, Slot):
+                fields = {name: getattr(part, name) for name in ("number", "at", "size")}
+                parts.append({**fields, "pieces": part.pieces.tolist()})
+            else:
+                fields = {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
+                parts.append(fields)
         return {"came": self.came, "failed": self.failed, "times": self._times, "parts": parts}
 
     def close(self) -> None:
@@ -151,7 +148,7 @@ class RecordedOutput:
     @property
     def size(self) -> int:
         """Number of recorded bytes."""
-        return sum(slot.size for slot in self.kept() if isinstance(slot, Slot))
+        return sum(slot.size for slot in _slots_of(self.kept()))
 
     def kept(self) -> list[Slot | DroppedOutput]:
         """Return recorded slots and gaps in the order of arrival."""
@@ -178,13 +175,17 @@ class RecordedOutput:
         The words must be in lower case.
         """
         wanted = [word.encode() for word in words]
-        slots = [part for part in self.kept() if isinstance(part, Slot)]
+        slots = _slots_of(self.kept())
         if len(slots) <= 2 * _SEARCHED_SLOTS:
             ends = slots
         else:
             ends = [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
-        texts = (data.lower() for slot in ends for data in self.read(slot).values())
-        return any(word in text for text in texts for word in wanted)
+        for slot in ends:
+            for data in self.read(slot).values():
+                text = data.lower()
+                if any(word in text for word in wanted):
+                    return True
+        return False
 
     def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
         """Return the recorded output of all streams after a position, and the next position.
@@ -207,7 +208,8 @@ class RecordedOutput:
 
         The time is on the monotonic clock, with a precision of about one second.
         """
-        from bisect import bisect_right  # only the analyst calls this
+        # Loaded here, because the supervisor never calls this.
+        from bisect import bisect_right
 
         at = bisect_right(self._times, (came, math.inf)) - 1
         if self._times:
@@ -236,6 +238,8 @@ class OutputBuffer(RecordedOutput):
     def _begin(self) -> None:
         self._parts = []
         self._times = []
+        # A stack of free offsets: the lowest is used first, so that a short output stays a small
+        # file.
         self._free = list(range(CAP_BYTES - SLOT_BYTES, -1, -SLOT_BYTES))
         self._count = self.came = 0
         self.failed = None
@@ -270,7 +274,8 @@ class OutputBuffer(RecordedOutput):
                     continue
                 moved = os.splice(pipe, self._fd, count, offset_dst=at)
             except OSError as error:
-                if error.errno == errno.EINVAL:  # the file system does not support splice
+                # This file system does not support splice(2), so copy through a buffer.
+                if error.errno == errno.EINVAL:
                     data = os.read(pipe, count)
                     count -= len(data)
                     self.write(stream, memoryview(data))
@@ -326,15 +331,18 @@ class OutputBuffer(RecordedOutput):
 
         The end of the output is thus kept.
         """
-        self._free.clear()  # unwritten space cannot be used any more
-        full = [s for s in self._parts if isinstance(s, Slot) and s.size == SLOT_BYTES]
+        # The disk has no space for slots that were never written.
+        self._free.clear()
+        full = []
+        for slot in _slots_of(self._parts):
+            if slot.size == SLOT_BYTES:
+                full.append(slot)
         if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
             self.failed = os.strerror(error.errno or 0)
             return
         if self._open.size:
             self._parts.append(self._open)
-        behind_head = (slot for slot in full if slot.number >= HEAD_SLOTS)
-        self._drop(next(behind_head, full[1]))
+        self._drop(_first_spare(full, full[1]))
         self._open = self._next()
 
     def _add(self, stream: int, count: int) -> None:
@@ -342,7 +350,8 @@ class OutputBuffer(RecordedOutput):
         now_s = time.monotonic()
         if not self._times or now_s - self._times[-1][1] >= TIME_STEP_S:
             self._times.append((self.came, now_s))
-            if len(self._times) > MOST_TIMES:  # old times need no precision of one second
+            # Drop every second one of the older times, which need less precision.
+            if len(self._times) > MOST_TIMES:
                 del self._times[1 : MOST_TIMES // 2 : 2]
         self.came += count
         slot.size += count
@@ -353,8 +362,8 @@ class OutputBuffer(RecordedOutput):
         if slot.size == SLOT_BYTES or len(slot.pieces) >= MOST_PIECES:
             self._parts.append(slot)
             if not self._free:
-                kept = [part for part in self._parts if isinstance(part, Slot)]
-                self._drop(next((part for part in kept if part.number >= HEAD_SLOTS), kept[0]))
+                slots = _slots_of(self._parts)
+                self._drop(_first_spare(slots, slots[0]))
             self._open = self._next()
 
     def _next(self) -> Slot:
@@ -388,9 +397,8 @@ class OutputBuffer(RecordedOutput):
         self._free.append(slot.at)
 
     def _as_missing(self, slot: Slot) -> DroppedOutput:
-        if (
-            self._times and self.came - self._times[-1][0] > FLOOD_BYTES
-        ):  # counting lines would slow the output down
+        # Reading a flood again, to count its lines, would slow the command down.
+        if self._times and self.came - self._times[-1][0] > FLOOD_BYTES:
             ends = {stream: at + length - 1 for stream, at, length in slot.spans()}
             inside = {stream: os.pread(self._fd, 1, at) != b"\n" for stream, at in ends.items()}
             return DroppedOutput(slot.sizes(), {}, inside)
@@ -401,11 +409,32 @@ class OutputBuffer(RecordedOutput):
         )
 
 
+def _slots_of(parts: Iterable[Slot | DroppedOutput]) -> list[Slot]:
+    """Return the slots without the gaps between them."""
+    slots = []
+    for part in parts:
+        if isinstance(part, Slot):
+            slots.append(part)
+    return slots
+
+
+def _first_spare(slots: Iterable[Slot], otherwise: Slot) -> Slot:
+    """Return the oldest slot that is not part of the beginning of the output."""
+    for slot in slots:
+        if slot.number >= HEAD_SLOTS:
+            return slot
+    return otherwise
+
+
 def temporary_folders() -> list[str]:
     """Return the folders for temporary files, the user's own first."""
     # each file there is new
     folders = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
-    return [folder for folder in folders if folder.startswith("/")]
+    found = []
+    for folder in folders:
+        if folder.startswith("/"):
+            found.append(folder)
+    return found
 
 
 def unlinked_file() -> int:

@@ -1,4 +1,4 @@
-"""Run the command once: start it, watch it, and stop every process that it started."""
+"""Run the command once: start and watch it, then stop every process that it left."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def run_once(
         if terminal is not None:
             terminal.close()
         raise
-    if terminal is not None:  # after any other failure the command continues, on its terminal
+    # Not in a finally block: after any other error the command continues, on this terminal.
+    if terminal is not None:
         terminal.close()
     tee = attempt.tee
     of_reader = tee.lost_reader and status == 128 + signal.SIGPIPE
@@ -178,7 +179,8 @@ class _Attempt:
         if terminal is not None:
             terminal.attach(self.tee)
         self._hook.attach(self.tee)
-        self._copy(process)  # if this fails, failsafe.py continues the copying
+        # If the copying fails, failsafe.py continues it.
+        self._copy(process)
         code = self._finish(process, on_failing)
         PROGRESS.status = status_of(code)
         return PROGRESS.status
@@ -199,7 +201,8 @@ class _Attempt:
             lambda: signals.is_urgent or (signals.stopped_by is not None and has_ended()),
         )
         if self._terminal is not None:
-            self._terminal.give_back()  # before oomguard prints anything
+            # A raw terminal would show oomguard's own lines as a staircase.
+            self._terminal.give_back()
         for number, count in self.tee.lost_bytes.items():
             if number == 1:
                 name = "standard output"
@@ -208,7 +211,8 @@ class _Attempt:
             self._messages.say(
                 "error", "Output was lost, because its disk is full", stream=name, bytes=count
             )
-        while process.wait(0.05) is None:  # the command closed its output but continues
+        # A command may close its output and continue.
+        while process.wait(0.05) is None:
             self._tick()
 
     def _tick(self) -> None:
@@ -223,6 +227,7 @@ class _Attempt:
             self._source.look()
             self._hook.tick()
             self._signals.reaper.check_health()
+        # A reaper whose tree outlives KILL hangs, so this process takes over from it.
         if self._killed_s is not None:
             if now_s - self._killed_s > _AFTER_KILL_S:
                 self._signals.reaper.replace()
@@ -236,6 +241,7 @@ class _Attempt:
         self._source.look()
         if self._terminal is not None:
             self._terminal.give_back()
+        # From here on a stop reaches no command, and the reaper ends what is left.
         signals.detach()
         if process.poll():
             on_failing()
@@ -260,7 +266,10 @@ class _Attempt:
             place = None
         shares_group = place is None or not place.controls
         wanted = {**inherited(), OUTER: str(os.getpid()), **self._command.env}
-        env = {name: value for name, value in wanted.items() if value is not None}
+        env = {}
+        for variable, value in wanted.items():
+            if value is not None:
+                env[variable] = value
         given = self._standard_input()
         try:
             start = self._signals.reaper.start

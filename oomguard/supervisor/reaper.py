@@ -39,7 +39,8 @@ _LIMITS: Final = {
     errno.ENFILE: "sysctl fs.file-max",
     errno.ENOMEM: "ulimit -v",
 }
-_LOST: Final = 9  # wait status of a command that was killed together with its reaper
+# wait status of a command that was killed together with its reaper
+_LOST: Final = 9
 
 
 class Child:
@@ -80,10 +81,10 @@ class Reaper:
     def __init__(self, before: InitialSignals) -> None:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
-        gc.freeze()  # so that the fork shares its memory for longer
-        with (
-            warnings.catch_warnings()
-        ):  # other threads are safe, because the fork uses no locks of theirs
+        # The collector would touch every object, and so copy the pages that a fork shares.
+        gc.freeze()
+        # Python warns of a fork with threads. This child uses no locks of theirs.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
@@ -161,7 +162,8 @@ class Reaper:
                 os.close(writer)
         if answer is None and (pid := self._started_without_answer()) is not None:
             answer = ("started", pid)
-        if answer is None and self._was_killed:  # perhaps by the command, as its first act
+        # The command may have killed the reaper as its first act.
+        if answer is None and self._was_killed:
             PROGRESS.status = 128 + signal.SIGKILL
             raise ReaperLostError("the reaper was killed")
         if answer is None:
@@ -170,7 +172,8 @@ class Reaper:
         if answer[0] == "failed":
             for pipe in outputs.values():
                 pipe.close()
-            if answer[1] in _LIMITS:  # this process can still become the command
+            # The limit holds for the reaper. This process can still become the command.
+            if answer[1] in _LIMITS:
                 raise _lost(answer[1])
             raise OSError(answer[1], os.strerror(answer[1]))
         self.command_pid = PROGRESS.command_pid = answer[1]
@@ -186,19 +189,24 @@ class Reaper:
         """
         ours = given_on & writable()
         is_one = ours == {1, 2} and is_one_stream()
-        pipes = {number: os.pipe() for number in sorted(ours) if not (is_one and number == 2)}
+        # Both streams share one pipe, so that output to both keeps its order.
+        if is_one:
+            piped = [1]
+        else:
+            piped = sorted(ours)
+        pipes = {number: os.pipe() for number in piped}
         targets = {number: writer for number, (_, writer) in pipes.items()}
         targets |= {number: number for number in given_on - ours}
-        if is_one:  # output to both streams keeps its order
+        if is_one:
             targets[2] = targets[1]
         for number, (_, writer) in pipes.items():
             os.set_blocking(writer, os.get_blocking(number))
-        outputs: dict[int, IO[bytes]] = {
-            number: os.fdopen(reader, "rb", buffering=0) for number, (reader, _) in pipes.items()
-        }
-        for number, reader in outputs.items():
+        outputs: dict[int, IO[bytes]] = {}
+        for number, (reader, _) in pipes.items():
+            outputs[number] = os.fdopen(reader, "rb", buffering=0)
             if has_no_reader(number):
-                reader.close()  # its first write fails, as it would on our own stream
+                # The command's first write then fails, as it would on our own stream.
+                outputs[number].close()
         return outputs, targets, [writer for _, writer in pipes.values()]
 
     def exit_status(self, timeout_s: float) -> int | None:
@@ -251,14 +259,14 @@ class Reaper:
         self._say("resume", in_front)
 
     def back_up_terminal(self, terminal: int, saved: Modes, set_to: Modes) -> None:
-        """Report how we will set our terminal.
+        """Report to the reaper how oomguard will set the terminal.
 
         The reaper restores it if we are killed.
         """
         self._say("terminal", saved, set_to, descriptors=(terminal,))
 
     def drop_terminal_backup(self) -> None:
-        """Report that our terminal is restored."""
+        """Report to the reaper that oomguard has restored the terminal."""
         self._say("terminal", None, None)
 
     def report_stop_key(self, number: int) -> None:
@@ -290,7 +298,8 @@ class Reaper:
         """Replace the reaper if it does not reap the ended command."""
         if self._status is not None or self._lost or self.command_pid is None:
             return
-        if tree.is_stopped(self.pid):  # nobody else would continue a stopped reaper
+        # No shell knows the reaper, so no one else would continue it.
+        if tree.is_stopped(self.pid):
             tree.send(self.pid, signal.SIGCONT)
         if not tree.is_zombie(self.command_pid):
             self._zombie_since_s = None
@@ -323,14 +332,15 @@ class Reaper:
             os.waitpid(self.pid, 0)
 
     def _say(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
+        # If the reaper was killed, the wait for its answer detects that.
         with (
             self._sending,
             contextlib.suppress(OSError),
-        ):  # if the reaper was killed, the wait for its answer detects that
+        ):
             send(self._channel, message, descriptors)
 
     def _answer_in(self, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return its next message; None if it is gone or sends nothing in time."""
+        """Return the reaper's next message; None if it is gone or sends nothing in time."""
         until_s = time.monotonic() + timeout_s
         while not self._lost:
             beat()
@@ -341,10 +351,11 @@ class Reaper:
         return None
 
     def _started_without_answer(self) -> int | None:
-        """Return the command that the reaper started without reporting it; None without one."""
-        return next(
-            (pid for pid in tree.children(self.pid) if not tree.is_like(pid, os.getpid())), None
-        )
+        """Return a command whose start the reaper has not reported; None without one."""
+        for pid in tree.children(self.pid):
+            if not tree.is_like(pid, os.getpid()):
+                return pid
+        return None
 
     def _answer(self) -> tuple[Any, ...] | None:
         answer, _ = receive(self._channel)
@@ -358,14 +369,14 @@ class Reaper:
                     self._status = status
         elif answer[0] == "exited":
             self._status = PROGRESS.wait_status = answer[1]
-        elif (
-            answer[0] == "stopped" and answer[2] == self._resume_count
-        ):  # otherwise it was continued since
+        elif answer[0] == "stopped" and answer[2] == self._resume_count:
+            # A report from before the last continuation is out of date.
             self._stopped_by = answer[1]
         return answer
 
     def _readable(self, timeout_s: float) -> bool:
-        poll = select.poll()  # select() accepts no descriptor above 1023
+        # select() accepts no descriptor above 1023.
+        poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 

@@ -45,7 +45,7 @@ def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence
     """Write one complete message.
 
     Raises:
-        OSError: if nobody reads it.
+        OSError: if the other end is closed.
     """
     body = marshal.dumps(message)
     header = _HEADER.pack(len(body))
@@ -61,7 +61,8 @@ def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
     try:
         header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, _MOST_DESCRIPTORS)
         for number in descriptors:
-            os.set_inheritable(number, False)  # recv_fds ignores its flags argument
+            # recv_fds() ignores its flags argument, so MSG_CMSG_CLOEXEC has no effect.
+            os.set_inheritable(number, False)
         while header and len(header) < _HEADER.size:
             header += channel.recv(_HEADER.size - len(header))
         if not header:
@@ -81,7 +82,8 @@ def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
 
 _SHELL: Final = b"/bin/sh"
 _LOOKED_AT_BYTES: Final = 256
-_ELF: Final = b"\x7fELF"  # of another machine, or truncated
+# An ELF file that cannot be executed is truncated, or for another machine.
+_ELF: Final = b"\x7fELF"
 _STOPPED_MS: Final = 20
 # These variables name the process for systemd's sockets, watchdog and journal, which is the
 # command.
@@ -98,7 +100,8 @@ def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
     for path in _candidates(argv[0], env):
         try:
             _become(path, argv, env)
-        except (FileNotFoundError, NotADirectoryError):  # the next folder of PATH may have it
+        except (FileNotFoundError, NotADirectoryError):
+            # Another folder of PATH may have the command.
             if b"/" in argv[0]:
                 raise
         except PermissionError as error:
@@ -110,10 +113,11 @@ def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, byte
     """Return the environment with systemd's variables moved from process ``named`` to this one."""
     ours = str(os.getpid()).encode()
     theirs = str(named).encode()
-    return {
-        name: ours if name in _OF_A_SERVICE and value == theirs else value
-        for name, value in env.items()
-    }
+    found = dict(env)
+    for name in _OF_A_SERVICE:
+        if found.get(name) == theirs:
+            found[name] = ours
+    return found
 
 
 def read_failure(error_pipe: int, pid: int) -> bytes:
@@ -127,9 +131,11 @@ def read_failure(error_pipe: int, pid: int) -> bytes:
         try:
             if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                 return b""
-        except ChildProcessError:  # it has ended and cannot stop any more
+        except ChildProcessError:
+            # The child has ended and cannot stop any more.
             break
-    return os.read(error_pipe, 16)  # nothing: the pipe closed because the command took over
+    # An empty answer means that exec closed the pipe, so the command runs.
+    return os.read(error_pipe, 16)
 
 
 def _candidates(name: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
@@ -238,7 +244,8 @@ class SignalSentinel:
         self.group = group
         self._records: list[tuple[float, int, int, int]] = []
         self._had: dict[tuple[int, int, int | None], float] = {}
-        self._looked_s = 0.0  # when it last had nothing to report
+        # when it last had nothing to report
+        self._looked_s = 0.0
         self._reader, writer = os.pipe()
         reaper = os.getpid()
         try:
@@ -260,9 +267,8 @@ class SignalSentinel:
         A program that signals oomguard and then its group (timeout) sends two signals that merge
         for a single command: the second one arrives while the first one is pending.
         """
-        by_key = (
-            code == SI_KERNEL and number in BY_KEY
-        )  # of two quick presses it may get only the first
+        # The kernel sends a key to the whole group, although the sentinel may get only one of two.
+        by_key = code == SI_KERNEL and number in BY_KEY
         # Signals of a burst wait together, so a signal from long before the last check is too late
         # now.
         deadline = time.monotonic() + (0.0 if came_s + _LATE_S <= self._looked_s else _LATE_S)
@@ -270,9 +276,9 @@ class SignalSentinel:
             for record in self._records:
                 if record[1] == number and (by_key or record[2:] == (code, sender)):
                     self._records.remove(record)
-                    self._had = {
-                        one: at_s for one, at_s in self._had.items() if came_s - at_s < _FORGOTTEN_S
-                    }
+                    for one, at_s in list(self._had.items()):
+                        if came_s - at_s >= _FORGOTTEN_S:
+                            del self._had[one]
                     self._had[number, code, sender] = came_s
                     return True
             if by_key:
@@ -295,13 +301,13 @@ class SignalSentinel:
         hangs the group up (exit_notify in kernel/exit.c). A process that leaves the group first
         does not trigger that.
         """
-        with contextlib.suppress(
-            OSError
-        ):  # it is gone, or the reaper leads a session by now, so there is no tie
+        # If the sentinel is gone, or the reaper leads a session, there is no tie to keep.
+        with contextlib.suppress(OSError):
             os.setpgid(self.pid, os.getpgrp())
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # reaped with the others
+        # The sentinel may have been reaped with the others.
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         os.close(self._reader)
 
@@ -313,7 +319,8 @@ class SignalSentinel:
             return False
         data = os.read(self._reader, _RECORD.size)
         now = time.monotonic()
-        self._records = [one for one in self._records if now - one[0] < _FORGOTTEN_S]
+        while self._records and now - self._records[0][0] >= _FORGOTTEN_S:
+            del self._records[0]
         if len(data) == _RECORD.size:
             self._records.append((now, *_RECORD.unpack(data)))
         return bool(data)
@@ -431,7 +438,8 @@ class ReaperTerminal:
     def bring(self, group: int) -> None:
         """Bring a process group to the foreground."""
         if self._theirs is not None:
-            with contextlib.suppress(OSError):  # the group has ended
+            # The group may have ended meanwhile.
+            with contextlib.suppress(OSError):
                 os.tcsetpgrp(self._theirs, group)
 
     def close(self) -> None:
@@ -545,11 +553,12 @@ class ReaperProcess:
         gc.disable()
         set_name(REAPER_NAME)
         become_subreaper()
-        # Close inherited descriptors, so that the reader of oomguard's output waits for nobody
-        # else.
+        # Close inherited descriptors, so that the end of oomguard's output
+        # does not wait for the reaper.
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
-        with contextlib.suppress(OSError):  # without /proc they stay open
+        # Without /proc the inherited descriptors stay open.
+        with contextlib.suppress(OSError):
             for number in [int(name) for name in os.listdir("/proc/self/fd")]:
                 with contextlib.suppress(OSError):
                     if number != self._channel.fileno() and not os.get_inheritable(number):
@@ -566,9 +575,8 @@ class ReaperProcess:
         poll.register(self._channel, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         ready = {number for number, _ in poll.poll(None if self._child is None else LOOK_MS)}
-        if (
-            self._channel.fileno() in ready
-        ):  # first, because the message about a signal may precede the command's end by it
+        # Messages come first, because a forwarded signal may be what ended the command.
+        if self._channel.fileno() in ready:
             self._obey()
         elif self._woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -633,15 +641,15 @@ class ReaperProcess:
         self._last_status = None
         self._shares_group = shares_group
         if shares_group and self._sentinel is None:
-            with contextlib.suppress(
-                OSError
-            ):  # if no process can be started, the command's fork reports it
+            # If no process can be started, the command's fork reports it.
+            with contextlib.suppress(OSError):
                 self._sentinel = SignalSentinel(os.getpgid(self._parent), words)
         own = os.getpid()
         pipe: tuple[int, ...] = ()
         pid = 0
         try:
-            pipe = os.pipe()  # after the sentinel, which would hold it open
+            # Created after the sentinel, which would inherit the pipe and keep it open.
+            pipe = os.pipe()
             if self._terminal is not None and self._terminal.controls:
                 self._terminal.begin()
             else:
@@ -686,7 +694,8 @@ class ReaperProcess:
                     os.setpgid(0, os.getpgid(self._parent))
             elif os.getpgrp() != os.getpid():
                 os.setpgid(0, 0)
-            for target, number in streams.items():  # standard input may be ours
+            # A stream without a descriptor of its own is the reaper's, which is oomguard's.
+            for target, number in streams.items():
                 os.dup2(number, target)
             for number in self._before.closed:
                 os.close(number)
@@ -721,7 +730,8 @@ class ReaperProcess:
 
     def _forward(self, number: int, code: int | None, sender: int | None, came_s: float) -> None:
         self._reap()
-        if self._child is None:  # it ended by this signal, which its group got, or on its own
+        # The command has ended: from this signal, which its group got, or on its own.
+        if self._child is None:
             self._got_stop = self._got_stop or (self._shares_group and number in STOPS)
             return
         group = os.getpgid(self._child)
@@ -753,7 +763,8 @@ class ReaperProcess:
 
         No earlier end is then the last tie of the group.
         """
-        if not tree.pids():  # without /proc it cannot be distinguished from the others
+        # Without /proc the sentinel cannot be distinguished from the command's processes.
+        if not tree.pids():
             self._end_sentinel()
         spared = self._sentinel_pid
         tree.end(
@@ -814,9 +825,8 @@ class ReaperProcess:
                     True  # oomguard stops itself after it has restored its terminal
                 )
                 self._say("stopped", number, self._resume_count)
-            elif number in JOB_STOPS or (
-                number == signal.SIGSTOP and self._is_job()
-            ):  # a shell watches the group
+            elif number in JOB_STOPS or (number == signal.SIGSTOP and self._is_job()):
+                # A shell watches the group, so oomguard has to stop with the command.
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
             if self._paused_parent and os.getppid() == self._parent:
@@ -829,7 +839,8 @@ class ReaperProcess:
             self._last_status = 128 - code if code < 0 else code
             self._stop_mirror.is_over()
             if self._paused_parent and os.getppid() == self._parent:
-                tree.send(self._parent, signal.SIGCONT)  # nothing is left that could be continued
+                # The command is gone, so a later CONT could not wake us.
+                tree.send(self._parent, signal.SIGCONT)
             self._paused_parent = False
             if self._terminal is not None:
                 self._terminal.close()
@@ -840,7 +851,8 @@ class ReaperProcess:
         if self._child is not None and self._terminal is not None:
             self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
             self._reap()
-        self._resume_count += 1  # every stop until here is over
+        # The reaper's reports of earlier stops are out of date from here on.
+        self._resume_count += 1
         self._paused_parent = False
         if self._child is not None and (self._stop_mirror.holds or tree.is_stopped(self._child)):
             tree.send(-os.getpgid(self._child), signal.SIGCONT)

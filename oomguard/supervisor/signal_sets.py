@@ -13,7 +13,8 @@ JOB_STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 OF_TERMINAL: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGCONT}
 # Signals that the kernel never sends to one process alone: keys, window size, background reads.
 BY_KEY: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
-SI_KERNEL: Final = 0x80  # asm-generic/siginfo.h: the kernel sent it
+# asm-generic/siginfo.h: the kernel sent it
+SI_KERNEL: Final = 0x80
 # Nobody can catch the first two. The third concerns our own children. A process causes the others
 # by its own faults.
 _NOT_HANDED_ON: Final = frozenset(
@@ -41,7 +42,11 @@ def forwardable_signals() -> frozenset[int]:
 def ignored_signals() -> frozenset[int]:
     """Return the signals that were ignored when oomguard started (nohup, a script's ``&``)."""
     numbers = {int(number) for number in signal.valid_signals()} - IGNORED_BY_PYTHON
-    return frozenset(number for number in numbers if signal.getsignal(number) is signal.SIG_IGN)
+    found = []
+    for number in numbers:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            found.append(number)
+    return frozenset(found)
 
 
 def waits_once(number: int) -> bool:

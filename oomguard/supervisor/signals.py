@@ -106,21 +106,19 @@ class SignalForwarder:
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
     def __enter__(self) -> SignalForwarder:
+        # Blocked before the reaper is forked and the thread starts, so that no signal is lost
+        # between.
         self._numbers = forwardable_signals()
         self._ignored = ignored_signals()
-        self._masked = {
-            int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
-        }
+        self._masked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)))
         self.reaper = Reaper(InitialSignals(frozenset(self._masked), self._ignored, self._closed))
         self._thread.start()
         self._stops_us(does=True)
         unchanged = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
-        for number in (
-            self._numbers - unchanged
-        ):  # for a thread that was started earlier with other masks
-            if (
-                signal.getsignal(number) is not None
-            ):  # a handler in C (PYTHONFAULTHANDLER) could not be restored
+        # A thread that was started earlier, with other masks, may still get these signals.
+        for number in self._numbers - unchanged:
+            # A handler in C (PYTHONFAULTHANDLER) reads as None and could not be restored.
+            if signal.getsignal(number) is not None:
                 self._before[number] = signal.signal(number, self._stray)
         return self
 
@@ -133,6 +131,7 @@ class SignalForwarder:
         self._leaving = True
         self._wake()
         self._thread.join()
+        # The tree ends before the handlers return, so that a late signal cannot end us first.
         self.reaper.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -219,7 +218,8 @@ class SignalForwarder:
         own = os.getpid()
         while not self._leaving:
             info = signal.sigwaitinfo(self._numbers)
-            with contextlib.suppress(BaseException):  # one signal is lost, but the next one is read
+            # After an error one signal is lost, but the thread reads the next one.
+            with contextlib.suppress(BaseException):
                 while self._strays:
                     self._received(self._strays.pop(0), None, None)
                 # this one only wakes the thread
@@ -228,11 +228,11 @@ class SignalForwarder:
 
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
         if number == signal.SIGCONT and sender == self.reaper.pid:
-            return  # the command continues already; this signal was for us
+            # The reaper continued us, and has continued the command already.
+            return
         if number == signal.SIGTSTP and not self._runs:
-            if (
-                number not in self._ignored | self._masked
-            ):  # this thread took the signal that would have stopped the process
+            # This thread took the signal that would have stopped the process, so stop it here.
+            if number not in self._ignored | self._masked:
                 os.kill(os.getpid(), signal.SIGSTOP)
             return
         with self._lock:

@@ -19,7 +19,8 @@ from typing import IO, Final
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.terminal_modes import LineEnds
 
-_SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
+# linux/splice.h
+_SPLICE_F_NONBLOCK: Final = 2
 
 
 def kernel_tee() -> Callable[[int, int, int], int] | None:
@@ -59,7 +60,8 @@ def has_no_reader(fd: int) -> bool:
     if os.isatty(fd):
         return False
     poll = select.poll()
-    poll.register(fd, 0)  # poll reports errors and hang-ups even if not requested
+    # poll() reports errors and hang-ups even if they are not requested.
+    poll.register(fd, 0)
     return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))
 
 
@@ -215,9 +217,11 @@ class Tee:
         to_pipe = _is(sink_fd, stat.S_ISFIFO)
         between_pipes = from_pipe and to_pipe and self._tee is not None
         if from_pipe:
-            resize(fd, CHUNK_BYTES)  # so that the child waits for us less often
+            # A larger pipe lets the command wait for us less often.
+            resize(fd, CHUNK_BYTES)
         if between_pipes:
-            resize(sink_fd, CHUNK_BYTES)  # and each step copies more
+            # A larger pipe lets each step copy more.
+            resize(sink_fd, CHUNK_BYTES)
         discards = from_pipe and _discards(sink_fd)
         stream = _Stream(source, sink_fd, line_ends)
         stream.between_pipes = between_pipes
@@ -237,7 +241,11 @@ class Tee:
     @property
     def lost_bytes(self) -> dict[int, int]:
         """Bytes that a full disk did not accept, by their descriptor."""
-        return {stream.sink_fd: stream.lost_bytes for stream in self._streams if stream.lost_bytes}
+        found = {}
+        for stream in self._streams:
+            if stream.lost_bytes:
+                found[stream.sink_fd] = stream.lost_bytes
+        return found
 
     def pump(
         self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]
@@ -276,11 +284,11 @@ class Tee:
         self._selector.close()
 
     def _open(self) -> list[_Stream]:
-        return [
-            key.data
-            for key in list(self._selector.get_map().values())
-            if isinstance(key.data, _Stream)
-        ]
+        found = []
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Stream):
+                found.append(key.data)
+        return found
 
     def has_pending(self) -> bool:
         """Return whether bytes were read that a slow reader has not accepted yet."""
@@ -306,7 +314,8 @@ class Tee:
             self._lose_reader(stream)
         except OSError as error:
             if error.errno == errno.EIO and not stream.between_pipes and not stream.pending:
-                self._finish(stream)  # a terminal whose other end is closed
+                # A terminal whose other end is closed reports EIO instead of an end.
+                self._finish(stream)
                 return
             raise
 
@@ -347,7 +356,8 @@ class Tee:
             self._recording.take(stream.sink_fd, stream.source.fileno(), count)
             stream.owed_bytes -= count
         else:
-            self._read(stream)  # the end, or bytes that just came
+            # No waiting bytes mean the end, or bytes that came just now.
+            self._read(stream)
 
     def _read(self, stream: _Stream) -> None:
         if not self._buffer:
@@ -401,7 +411,8 @@ class Tee:
         """Pause a source until its reader has accepted more; the other streams continue."""
         stream.waits_since_s = time.monotonic()
         if self._selector.get_map().get(stream.source.fileno()) is None:
-            return  # it waits already, because another writer used the free space
+            # The stream waits already, because another writer used the free space.
+            return
         self._selector.unregister(stream.source.fileno())
         self._selector.register(stream.sink_fd, selectors.EVENT_WRITE, stream)
 

@@ -16,7 +16,9 @@ import struct
 import termios
 import threading
 import time
-from _queue import Empty, SimpleQueue  # queue loads three more modules
+
+# The public module queue loads three more modules.
+from _queue import Empty, SimpleQueue
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -88,7 +90,8 @@ class PseudoTerminal:
         """Copy a changed size of the user's window; return whether the command is notified."""
         with self._closing, contextlib.suppress(OSError):
             wanted = _size(self._like)
-            if wanted != self._size:  # otherwise the command may have set its own size
+            # Without a change of ours, the command may have set its own size.
+            if wanted != self._size:
                 self._size = wanted
                 before = _size(self.ours)
                 fcntl.ioctl(self.ours, termios.TIOCSWINSZ, wanted)
@@ -140,7 +143,7 @@ class TerminalStreams(NamedTuple):
 
 def shown_on_terminal() -> TerminalStreams | None:
     """Return which streams are the terminal; None if our output goes elsewhere."""
-    ours = frozenset(number for number in (0, 1, 2) if _controls_us(number))
+    ours = frozenset(filter(_controls_us, (0, 1, 2)))
     if ours & {1, 2}:
         others = {1, 2} - ours
         return TerminalStreams(
@@ -148,14 +151,14 @@ def shown_on_terminal() -> TerminalStreams | None:
             controls=True,
             in_front=0 in ours and not any(_has_reader(number) for number in others),
         )
-    first = next((number for number in (1, 2) if os.isatty(number)), None)
-    if first is None:
+    terminals = list(filter(os.isatty, (1, 2)))
+    if not terminals:
         return None
-    device = os.fstat(first).st_rdev
-    same = frozenset(
-        number for number in (1, 2) if os.isatty(number) and os.fstat(number).st_rdev == device
-    )
-    return TerminalStreams(same, controls=False, in_front=False)
+    same = set()
+    for number in terminals:
+        if os.fstat(number).st_rdev == os.fstat(terminals[0]).st_rdev:
+            same.add(number)
+    return TerminalStreams(frozenset(same), controls=False, in_front=False)
 
 
 def _controls_us(fd: int) -> bool:
@@ -246,7 +249,7 @@ def stop_ourselves(number: int, *, job_signals: SimpleQueue[int] | None) -> None
     Args:
         number: the signal that stopped the command.
         job_signals: the job signals that the signal thread received; None if our process group has
-            got the signal already. Our own share among them has stopped nobody.
+            got the signal already. Our own share among them has stopped no process.
     """
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)
@@ -255,9 +258,8 @@ def stop_ourselves(number: int, *, job_signals: SimpleQueue[int] | None) -> None
         # All at once, because a shell that sees the leader stop may continue the job before a
         # second signal stops us for good.
         if job_signals is None or is_ignored or _stop_group(number, job_signals) == number:
-            signal.pthread_kill(
-                threading.get_ident(), number
-            )  # to this thread, because the signal thread would take another one
+            # Sent to this thread, because the signal thread would take one for the process.
+            signal.pthread_kill(threading.get_ident(), number)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         signal.signal(number, before)
@@ -344,7 +346,8 @@ class TerminalJob:
     def attach(self, tee: Tee) -> None:
         """Pass on input and output, because the command runs now."""
         self._pseudo.close_theirs()
-        self._pseudo.copy_size()  # a change since the beginning reached nobody
+        # A change of the window since the beginning has not reached the command.
+        self._pseudo.copy_size()
         source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
         tee.add(
             source,
@@ -381,7 +384,8 @@ class TerminalJob:
         elif in_front and self._wants and not self._holds:
             self._hold(own)
         elif self._holds:
-            if self._was_continued:  # the program that had stopped us may have set the terminal
+            # The program that ran while we were stopped may have set the terminal.
+            if self._was_continued:
                 self._was_continued = False
                 self._take(own)
                 self._pseudo.copy_size()
@@ -420,7 +424,8 @@ class TerminalJob:
     def _follow(self, own: OwnTerminal, number: int, *, in_front: bool) -> None:
         """Stop like the command, so that the shell takes over; the command continues when we do."""
         if number in _WANTS_IT and in_front and not self._holds:
-            self._hold(own)  # it wants a terminal that no other member of our job uses
+            # The command wants a terminal that no other member of our job uses.
+            self._hold(own)
             return
         if self._holds or number in _WANTS_IT:
             job_signals = self._job_signals
@@ -484,7 +489,8 @@ class TerminalJob:
             data = os.read(self._own.fd, _TYPED_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # hung up, or in the background by now
+        except OSError:
+            # The terminal hung up, or we are in the background by now.
             data = b""
         self._typed += data
         if data:
@@ -496,7 +502,8 @@ class TerminalJob:
         """Type the waiting bytes; if the command's terminal is full, stop reading input."""
         modes = self._pseudo.modes
         for number in stop_keys(self._typed, modes):
-            self._reaper.report_stop_key(number)  # before the command may end because of it
+            # The reaper has to know of the key before the command may end because of it.
+            self._reaper.report_stop_key(number)
         try:
             count = os.write(self._pseudo.ours, self._typed)
         except BlockingIOError:
@@ -526,5 +533,6 @@ class TerminalJob:
     def _unwatch(self, fd: int) -> None:
         if self._tee is not None and fd in self._watched:
             self._watched.discard(fd)
-            with contextlib.suppress(KeyError, ValueError, RuntimeError):  # the copying has ended
+            # Once the copying has ended, nothing is watched any more.
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):
                 self._tee.unwatch(fd)

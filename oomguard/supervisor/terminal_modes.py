@@ -25,7 +25,8 @@ _IN: Final = (
 _LOCAL: Final = termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
 _RETURNS: Final = termios.OPOST | termios.ONLCR
 _KEYS: Final = {termios.VINTR: signal.SIGINT, termios.VQUIT: signal.SIGQUIT}
-_NO_KEY: Final = b"\0"  # turns a character off
+# _POSIX_VDISABLE: a NUL turns a control character off.
+_NO_KEY: Final = b"\0"
 
 
 def read_modes(fd: int) -> Modes | None:
@@ -89,7 +90,8 @@ def echo_bytes(modes: Modes | None) -> int:
     """Return how many bytes a terminal echoes for a stop key."""
     if modes is None or not modes[3] & termios.ECHO:
         return 0
-    return 2 if modes[3] & termios.ECHOCTL else 1  # ^C
+    # The terminal echoes ^C.
+    return 2 if modes[3] & termios.ECHOCTL else 1
 
 
 def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
@@ -99,7 +101,10 @@ def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
     """
     if not is_by_line(modes) or modes is None or not modes[3] & termios.ISIG:
         return []
-    keys = {modes[6][at]: number for at, number in _KEYS.items() if modes[6][at] != _NO_KEY}
+    keys = {}
+    for at, number in _KEYS.items():
+        if modes[6][at] != _NO_KEY:
+            keys[modes[6][at]] = number
     if modes[3] & termios.IEXTEN:
         literal_next = modes[6][termios.VLNEXT]
     else:
@@ -133,12 +138,12 @@ def typed_ahead(fd: int, modes: Modes, end: bytes) -> bytes:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     found = b""
-    while is_by_line(modes) and poll.poll(0) == [
-        (fd, select.POLLIN)
-    ]:  # a hung-up terminal reports an end without end
+    # A terminal that hung up stays readable at its end forever, so the loop would never stop.
+    while is_by_line(modes) and poll.poll(0) == [(fd, select.POLLIN)]:
         try:
             line = os.read(fd, _LINE_BYTES)
-        except OSError:  # in the background by now
+        except OSError:
+            # We are in the background by now.
             break
         found += line if line[-1:] in ends else line + end
     return found
@@ -150,7 +155,8 @@ def keys_ahead(fd: int) -> bytes:
     try:
         while data := os.read(fd, _LINE_BYTES):
             found += data
-    except OSError:  # nothing more, or in the background by now
+    except OSError:
+        # No key waits any more, or we are in the background by now.
         pass
     return found
 
@@ -188,7 +194,8 @@ class LineEnds:
                     break
                 continue
             except OSError:
-                break  # the end, which the next read finds
+                # The next read finds the end.
+                break
             if not more:
                 break
             count += more
@@ -198,6 +205,7 @@ class LineEnds:
         """Return the command's original output, and the bytes for the terminal that shows it."""
         if not adds_returns(read_modes(self._pseudo)):
             return data, data
+        # The recording gets the newlines of the command, as if its output were a pipe.
         printed = memoryview(bytes(data).replace(b"\r\n", b"\n"))
         return printed, printed if adds_returns(read_modes(self._shown_on)) else data
 

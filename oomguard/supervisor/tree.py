@@ -23,7 +23,8 @@ _POLL_S: Final = 0.02
 # before its own entry is read. So a tree is empty only after several looks in a row.
 LOOKS: Final = 3
 _PROC: Final = "/proc"
-_GONE: Final = b"ZX"  # ended; the entry stays until its parent reads its status
+# ended; the entry stays until its parent reads its status
+_GONE: Final = b"ZX"
 
 
 @functools.cache
@@ -43,7 +44,11 @@ def pids() -> list[int]:
     if not _is_ours(os.getpid()):
         return []
     try:
-        return [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+        found = []
+        for name in os.listdir(_PROC):
+            if name.isdigit():
+                found.append(int(name))
+        return found
     except OSError:
         return []
 
@@ -55,7 +60,7 @@ def command_line(pid: int) -> tuple[str, ...]:
             words = file.read().split(b"\0")
     except OSError:
         return ()
-    return tuple(os.fsdecode(word) for word in words if word)
+    return tuple(map(os.fsdecode, filter(None, words)))
 
 
 def descendants(root: int) -> list[int]:
@@ -82,10 +87,15 @@ def send_to_others(group: int, number: int) -> None:
     ones, so the caller's own copy would hide the other.
     """
     sent = {os.getpid()}
-    while found := {pid for pid in pids() if pid not in sent and _group(pid) == group}:
-        for pid in found:
-            send(pid, number)
-        sent |= found  # then processes that these have forked meanwhile
+    is_complete = False
+    # one more look finds processes that the others forked meanwhile
+    while not is_complete:
+        is_complete = True
+        for pid in pids():
+            if pid not in sent and _group(pid) == group:
+                send(pid, number)
+                sent.add(pid)
+                is_complete = False
 
 
 def is_stopped(pid: int) -> bool:
@@ -100,12 +110,12 @@ def is_zombie(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return the living children of ``pid``."""
-    return [
-        child
-        for child in pids()
-        for state, above in [_state(child)]
-        if above == pid and state not in _GONE
-    ]
+    found = []
+    for child in pids():
+        state, above = _state(child)
+        if above == pid and state not in _GONE:
+            found.append(child)
+    return found
 
 
 def is_like(pid: int, other: int) -> bool:
@@ -221,9 +231,8 @@ def _state(pid: int) -> tuple[bytes, int]:
     """Return a process's state and its parent; an empty state if it is gone."""
     try:
         text = _entry(pid, "stat")
-        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[
-            :2
-        ]  # the name before them may contain anything
+        # Search from the right, because the process's name before them may contain anything.
+        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[:2]
         return state, int(parent)
     except (OSError, ValueError):
         return b"", 0
@@ -276,7 +285,7 @@ def end(
         wait_s: seconds between TERM and KILL.
         spare_s: seconds before TERM.
         is_urgent: polled while waiting; True kills at once.
-        but: another process that is not stopped; ``reap`` does not count it.
+        exempt: another process that is not stopped; ``reap`` does not count it.
     """
     asked: set[int] = set()
     began = time.monotonic()
@@ -284,15 +293,19 @@ def end(
         time.sleep(_POLL_S)
     began = time.monotonic()
     while reap() and time.monotonic() - began < wait_s + KILL_WAIT_S:
-        left = [pid for pid in descendants(root) if pid != exempt]
-        if time.monotonic() - began >= wait_s or is_urgent():
+        is_late = time.monotonic() - began >= wait_s or is_urgent()
+        if is_late:
             began = min(began, time.monotonic() - wait_s)
-            for pid in left:
+        for pid in descendants(root):
+            if pid == exempt:
+                continue
+            if is_late:
                 send(pid, signal.SIGKILL)
-        for pid in [pid for pid in left if pid not in asked]:
-            send(pid, signal.SIGTERM)
-            send(pid, signal.SIGCONT)  # a stopped process reacts to TERM only after CONT
-            asked.add(pid)
+            if pid not in asked:
+                send(pid, signal.SIGTERM)
+                # A stopped process reacts to TERM only after CONT.
+                send(pid, signal.SIGCONT)
+                asked.add(pid)
         time.sleep(_POLL_S)
 
 
@@ -318,6 +331,7 @@ def die_with_parent(parent: int) -> None:
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
+        # The parent ended before the request, so its end would send no signal any more.
         os._exit(128 + signal.SIGKILL)
 
 
@@ -330,9 +344,9 @@ def set_command_line(text: bytes) -> None:
     """Set the command line that ps shows and ``pkill -f`` matches, if /proc shows its address."""
     try:
         fields = read_file("/proc/self/stat").rpartition(b")")[2].split()
-        start, end = (
-            int(fields[number - 3]) for number in (48, 49)
-        )  # arg_start, arg_end: proc_pid_stat(5)
+        # arg_start and arg_end are the fields 48 and 49 (proc_pid_stat(5)); the first two are gone
+        start = int(fields[48 - 3])
+        end = int(fields[49 - 3])
     except (OSError, ValueError, IndexError):
         return
     if 0 < start < end:

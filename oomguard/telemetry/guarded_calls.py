@@ -56,7 +56,8 @@ def count_attempt(attempt: Attempt) -> None:
 def count_death(before: Attempt, now: Attempt) -> None:
     """Count the death of an engine that had started successfully, with its working time."""
     for tally in tallies:
-        if before.number == 1:  # an attempt that succeeds at once is not counted
+        # An attempt that succeeds at once is not counted.
+        if before.number == 1:
             tally.began(now.patches, is_relaunch=False)
         tally.ended(replace(now, seconds=0.0))
     _trace(now, 0.0)

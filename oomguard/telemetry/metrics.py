@@ -111,11 +111,11 @@ def prediction_errors(attempt: Attempt) -> dict[str, float]:
     predicted: dict[str, float] = {}
     for patch in attempt.patches:
         predicted.update(patch.predicts)
-    return {
-        fact: attempt.measured[fact] / value - 1
-        for fact, value in predicted.items()
-        if value and fact in attempt.measured
-    }
+    found = {}
+    for fact, value in predicted.items():
+        if value and fact in attempt.measured:
+            found[fact] = attempt.measured[fact] / value - 1
+    return found
 
 
 Place = Literal["run", "scrape", "process"]
@@ -147,9 +147,10 @@ class Metric:
 def metrics() -> tuple[Metric, ...]:
     """Return all metrics in the order of metrics.toml."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["metric"]
-    return tuple(
-        Metric(**{**row, "labels": tuple(row["labels"]), "at": tuple(row["at"])}) for row in rows
-    )
+    found = []
+    for row in rows:
+        found.append(Metric(**{**row, "labels": tuple(row["labels"]), "at": tuple(row["at"])}))
+    return tuple(found)
 
 
 # prometheus-client collects a tally: the metric families are made on request, and nothing is stored
@@ -187,7 +188,11 @@ class Exporter:
     ) -> None:
         self._tally = tally
         self._sample = sample
-        self._metrics = [metric for metric in metrics() if set(metric.at) & set(at)]
+        # A guarded call and a run export different metrics of the same table.
+        self._metrics = []
+        for metric in metrics():
+            if set(metric.at) & set(at):
+                self._metrics.append(metric)
 
     def describe(self) -> Iterator[Family]:
         """Yield the families without values; a registry uses them to reject duplicate names."""

@@ -59,8 +59,10 @@ def of_incident(incident: Incident, number: int) -> Attributes:
         found["oomguard.incident.cause"] = cause.id
         found["oomguard.incident.rule"] = cause.rule
         found["oomguard.incident.confidence"] = cause.confidence
-    facts = {f"oomguard.fact.{name}": fact.value for name, fact in sorted(incident.facts.items())}
-    return found | {name: value for name, value in facts.items() if not isinstance(value, str)}
+    for name, fact in sorted(incident.facts.items()):
+        if not isinstance(fact.value, str):
+            found[f"oomguard.fact.{name}"] = fact.value
+    return found
 
 
 def of_attempt(attempt: Attempt) -> Attributes:
@@ -104,7 +106,10 @@ class RunSpans:
         self._tracer = provider.get_tracer(table()["scope"], __version__)
         self._propagator = TraceContextTextMapPropagator()
         self._stopped = stopped
-        given = {name: os.environ[name.upper()] for name in _CARRIED if name.upper() in os.environ}
+        given = {}
+        for name in _CARRIED:
+            if name.upper() in os.environ:
+                given[name] = os.environ[name.upper()]
         above = self._propagator.extract(given)
         words = {"process.command_args": list(mask_command(tuple(argv)))}
         self._run = self._tracer.start_span(RUN, above, attributes=words)
@@ -289,9 +294,8 @@ class _SdkLogCollector(logging.Handler):
 
 
 def _names() -> list[str]:
-    return [name.strip() for name in os.environ.get(_EXPORTER, "").split(",") if name.strip()] or [
-        "otlp"
-    ]
+    names = map(str.strip, os.environ.get(_EXPORTER, "").split(","))
+    return list(filter(None, names)) or ["otlp"]
 
 
 def _exporter(name: str) -> SpanExporter:
@@ -300,7 +304,8 @@ def _exporter(name: str) -> SpanExporter:
     Raises:
         LookupError: it is not installed.
     """
-    if name == "console":  # standard output belongs to the command
+    # Standard output belongs to the command.
+    if name == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter(out=sys.stderr)
@@ -311,7 +316,11 @@ def _exporter(name: str) -> SpanExporter:
     else:
         wanted = (name,)
     found = {entry.name: entry for entry in entry_points(group=_GROUP)}
-    entry = next((found[one] for one in wanted if one in found), None)
+    entry = None
+    for one in wanted:
+        if one in found:
+            entry = found[one]
+            break
     if entry is None:
         raise LookupError(
             f"no exporter {' or '.join(wanted)} is installed: {_install(*wanted[-1:])}"
@@ -337,7 +346,7 @@ def _install(*names: str) -> str:
 
 def _of_otlp() -> tuple[str, ...]:
     by_protocol: dict[str, str] = table()["otlp"]
-    asked = next((text for name in _PROTOCOLS if (text := os.environ.get(name, "").strip())), None)
+    asked = next(filter(None, (os.environ.get(name, "").strip() for name in _PROTOCOLS)), None)
     if asked is None:
         return tuple(by_protocol.values())
     if asked not in by_protocol:

@@ -6,7 +6,7 @@ needs a device.
 
 from typing import TYPE_CHECKING, Any
 
-from oomguard.testing.active_devices import active_device
+from oomguard.testing.limit import active_device
 
 if TYPE_CHECKING:
     from oomguard.testing.limit import limit_memory

@@ -1,16 +1,41 @@
-"""Check the options of a simulated device before torch is imported, and create the device."""
+"""Create a simulated device from checked options, and return the active one, without torch.
+
+torch is imported when the first device is created.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomguard.core.errors import SettingError
 from oomguard.testing.wordings import TorchMessage, find_wording, format_size, read_size
 
 if TYPE_CHECKING:
     from oomguard.testing.simulated_device import SimulatedDevice
+
+
+# The devices that tests have entered, the innermost last.
+active_devices: Final[list[SimulatedDevice]] = []
+
+
+def active_device() -> SimulatedDevice | None:
+    """Return the innermost active simulated device of this thread.
+
+    A thread without one gets the device that another thread entered last; None without any.
+    """
+    # Another thread may enter or leave a device meanwhile.
+    devices = active_devices.copy()
+    this_thread = threading.get_ident()
+    # A thread's own device wins over one that another thread entered later.
+    for device in reversed(devices):
+        if device.thread == this_thread:
+            return device
+    if devices:
+        return devices[-1]
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,11 @@ def user_traceback(
         entry = entry.tb_next
     if config.option.fulltrace or not entries or _file(entries[-1]) != _RAISES:
         return None
-    own = [i for i, entry in enumerate(entries) if _is_own(_file(entry))]
+    # Frames of pytest and of installed packages are not the user's.
+    own = []
+    for number, entry in enumerate(entries):
+        if _is_own(_file(entry)):
+            own.append(number)
     users: TracebackType | None = None
     for entry in reversed(entries[: own[-1] + 1] if own else []):
         users = TracebackType(users, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -62,9 +66,9 @@ def _file(entry: TracebackType) -> Path:
 
 
 def _is_own(path: Path) -> bool:
-    return path.is_absolute() and not any(
-        path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE)
-    )
+    if not path.is_absolute():
+        return False
+    return not any(map(path.is_relative_to, (*_INSTALLED, _PACKAGE)))
 
 
 def report_section(device: SimulatedDevice, error: BaseException) -> str:
@@ -82,7 +86,9 @@ def report_section(device: SimulatedDevice, error: BaseException) -> str:
     from oomguard.diagnosis import diagnose
     from oomguard.guarding.advice import note
 
-    lines += [note(incident) for incident in diagnose(error).incidents if incident.is_oom]
+    for incident in diagnose(error).incidents:
+        if incident.is_oom:
+            lines.append(note(incident))
     return "\n".join(lines)
 
 
@@ -119,7 +125,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker(MARKER)
     if marker is not None:
         _leave_out_where_disabled()
-        _checked(marker)  # a conftest may have added the marker after collection
+        # A conftest may have added the marker after collection.
+        _checked(marker)
 
 
 @pytest.fixture(name=MARKER)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_bytes
 from oomguard.probe.torch_memory import LiveStorages, PeakMeter
-from oomguard.testing.active_devices import entered
+from oomguard.testing.limit import active_devices
 from oomguard.testing.wordings import Figures, TorchMessage, find_wording, format_size, read_size
 
 # Blocks in which torch's caching allocator would store the tensors of a simulated device.
@@ -173,6 +173,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     @other_processes_bytes.setter
     def other_processes_bytes(self, size: str | int) -> None:
         size_bytes = read_size(size, "size of other processes")
+        # The present share is replaced, so it counts as free here.
         room = self.free_bytes + self._others_bytes
         if size_bytes > room:
             raise SettingError(
@@ -187,13 +188,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._others_bytes = size_bytes
 
     def __enter__(self) -> SimulatedDevice:
+        # A dispatch mode sees only its own thread, so other threads ask for the device by this.
         self.thread = threading.get_ident()
-        entered.append(self)
+        active_devices.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        entered.remove(self)
+        active_devices.remove(self)
         super().__exit__(*exc_info)
 
     def __call__(self, function: F) -> F:
@@ -267,7 +269,8 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
                     self._fail(live, tried)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        __tracebackhide__ = True  # pytest then shows the line of the test
+        # pytest then shows the line of the test.
+        __tracebackhide__ = True
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             # This tensor subclass runs its own operations, which arrive here one by one.
             return NotImplemented

@@ -79,6 +79,27 @@ def test_a_stop_at_each_event_is_a_stop(event, tmp_path):
     assert list(tmp_path.glob("oomguard-*")) == []
 
 
+@pytest.mark.parametrize("own", [0, 3])
+def test_a_late_stop_keeps_the_status_of_a_success(own, tmp_path):
+    """The tree is being ended: a process that the command left holds neither of its streams."""
+    number = signal.SIGTERM
+    mark = f"late-{os.getpid()}-{time.monotonic_ns()}"
+    code = f"sleep 60 >/dev/null 2>&1 & echo READY; exit {own}"
+    with subprocess.Popen(
+        [*RUN, "--journal", str(tmp_path / "journal"), "--", "sh", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=marked(mark, {"TMPDIR": str(tmp_path)}),
+    ) as process:
+        assert process.stdout.readline() == "READY\n"
+        time.sleep(0.5)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (0 if own == 0 else 128 + number), errors
+    assert wait_for(lambda: left(mark) == [])
+
+
 def test_a_burst_of_stops_leaves_nothing_either(tmp_path):
     mark = f"burst-{os.getpid()}-{time.monotonic_ns()}"
     command = [

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from oomguard.instrumentation import readings
+from oomguard import instrumentation
 from oomguard.probe import nvml
 
 GIB = 2**30
@@ -79,5 +79,5 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     binding.nvmlInit, binding.nvmlShutdown = lambda: change(1), lambda: change(-1)
     monkeypatch.setitem(sys.modules, "pynvml", binding)
     monkeypatch.setattr(nvml, "_has_library", lambda: True)
-    monkeypatch.setattr(readings, "sees_host_pids", lambda: True)
+    monkeypatch.setattr(instrumentation, "sees_host_pids", lambda: True)
     return binding

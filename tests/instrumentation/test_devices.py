@@ -98,7 +98,7 @@ def test_nvml_figures_are_under_the_name_of_torchs_device(cuda, driver):
 
 
 def test_only_the_sum_is_known_in_a_container_with_other_pids(driver, monkeypatch):
-    monkeypatch.setattr("oomguard.instrumentation.readings.sees_host_pids", lambda: False)
+    monkeypatch.setattr("oomguard.instrumentation.sees_host_pids", lambda: False)
     with oomguard.watch(sample_every_s=60) as seen:
         pass
     assert [use.what for use in seen.uses if use.device == "GPU 0"] == ["in use"]
@@ -143,7 +143,7 @@ def test_error_in_the_watch_is_logged_and_replaces_nothing(monkeypatch, caplog):
     def fails(_self):
         raise TypeError("ours")
 
-    monkeypatch.setattr("oomguard.instrumentation.readings.Readings.of_call", fails)
+    monkeypatch.setattr("oomguard.instrumentation.Readings.of_call", fails)
     with oomguard.watch(sample_every_s=60) as seen, seen.span("work"):
         done = True
     assert done

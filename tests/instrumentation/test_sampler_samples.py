@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.core.measurements import Counter
-from oomguard.instrumentation.sampler import MOST_SAMPLES, Samples
+from oomguard.instrumentation import MOST_SAMPLES, Samples
 
 HOST = Counter("host", "resident")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oomguard.core.measurements import Counter, MemoryUse
-from oomguard.instrumentation.watch import MOST_ROWS, EndedCall, Rows
+from oomguard.instrumentation import MOST_ROWS, EndedCall, Rows
 
 HOST, CUDA = Counter("host", "resident"), Counter("cuda:0", "allocated")
 

@@ -10,12 +10,12 @@ import pytest
 
 import oomguard
 from oomguard.core.errors import UsageError
-from oomguard.instrumentation.watch import write
+from oomguard.instrumentation import write
 
 FULL = """
 import resource, signal, sys
 from oomguard.core.errors import UsageError
-from oomguard.instrumentation.watch import write
+from oomguard.instrumentation import write
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -58,7 +58,7 @@ def test_standard_output_is_written_to_after_what_stands_there(subtests, tmp_pat
         ("pipe", False),
     ]:
         with subtests.test(name):
-            code = "import os; os.write(1, b'first '); from oomguard.instrumentation.watch import write; write('/dev/stdout', b'then')"
+            code = "import os; os.write(1, b'first '); from oomguard.instrumentation import write; write('/dev/stdout', b'then')"
             env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
             with (tmp_path / "out").open("wb") as file:
                 out = file if to_a_file else subprocess.PIPE

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 import oomguard
-from oomguard.mapping.claims import Claims
-from oomguard.mapping.store import ResultStore, network_file_system
+from oomguard.mapping.store import Claims, ResultStore, network_file_system
 
 ROOT = Path(__file__).parents[2]
 

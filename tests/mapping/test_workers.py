@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import oomguard
-from oomguard.mapping.claims import Claims
+from oomguard.mapping.store import Claims
 
 ITEM = b"sixteen bytes .."
 # Notes each batch in a line of its own before it is computed, and takes so many milliseconds an item.
@@ -159,7 +159,7 @@ def test_a_fork_that_outlives_its_worker_keeps_no_claims(store, start):
         """
         import os, sys, time
         from pathlib import Path
-        from oomguard.mapping.claims import Claims
+        from oomguard.mapping.store import Claims
         claims = Claims(Path("results.sqlite"))
         assert claims.take(1, bytes(sys.argv[1], "ascii"), 0)
         if os.fork() == 0:

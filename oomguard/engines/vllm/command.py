@@ -134,7 +134,7 @@ class ByArguments:
         return all("=" in part for part in filter(None, text.split(",")))
 
     def settings(self) -> dict[str, SettingInForce]:
-        """Return the settings that the flag gives; the command may add others of its own."""
+        """Return the settings that the flag gives; the program may add others."""
         names = {own.kwarg: name for name, own in surfaces(NAME).items()}
         # Settings without an argument.
         names.pop(None, None)

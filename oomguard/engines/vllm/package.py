@@ -1,8 +1,8 @@
 """Find and inspect the vLLM package that a command runs, without importing it.
 
-The Python that the command, or its ``vllm`` program, names is asked for the package's path. Only
-packages on this machine are found: ``docker run``, ``ssh`` or ``uv run`` may use another Python
-than the one on PATH.
+oomguard asks the Python that the command, or its ``vllm`` program, names for the path. It finds
+only packages on this machine: ``docker run``, ``ssh`` or ``uv run`` may use another Python than the
+one on PATH.
 """
 
 from __future__ import annotations
@@ -267,8 +267,8 @@ def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command that may name its Python, the likeliest first.
 
-    A named Python runs the words behind it. Otherwise the last program, or a launcher before it, is
-    a script that names its Python. Empty if neither is known.
+    A Python runs the words that follow it. Without one, the last program, or a launcher before it,
+    is a script that names its Python. Empty if neither is known.
     """
     commands = inner_commands(argv)
     if len(commands) == 1:

@@ -67,7 +67,11 @@ class AllocatorSegment:
     @property
     def used_bytes(self) -> int:
         """Return the bytes of the blocks in use."""
-        return sum(size for size, in_use in self.pieces if in_use)
+        used = 0
+        for size, in_use in self.pieces:
+            if in_use:
+                used += size
+        return used
 
 
 def segment_bytes(size: int) -> int:
@@ -99,7 +103,11 @@ class CachingAllocator:
     @property
     def largest_free_bytes(self) -> int:
         """Return the size of the largest free block; a larger tensor needs more device memory."""
-        return max((free[-1][0] for free in self._free if free), default=0)
+        largest = 0
+        for free in self._free:
+            if free:
+                largest = max(largest, free[-1][0])
+        return largest
 
     def allocate(self, size: int) -> Block | None:
         """Allocate a block; None if the device is full even without the free segments."""
@@ -159,13 +167,14 @@ class CachingAllocator:
 
     def segments(self) -> list[AllocatorSegment]:
         """Return the current segments, the oldest first."""
-        firsts = (block for block in self._by_address.values() if block.before is None)
-        return [
-            AllocatorSegment(
-                first.small, tuple((block.size, not block.free) for block in _from(first))
-            )
-            for first in sorted(firsts, key=lambda block: -block.address)
-        ]
+        found = []
+        # A newer segment has a lower address.
+        for address in sorted(self._by_address, reverse=True):
+            first = self._by_address[address]
+            if first.before is None:
+                pieces = tuple((block.size, not block.free) for block in _from(first))
+                found.append(AllocatorSegment(first.small, pieces))
+        return found
 
     def take_over(self, pieces: Iterable[tuple[int, bool]], *, small: bool) -> list[Block]:
         """Add a segment from a snapshot and return its blocks in use.

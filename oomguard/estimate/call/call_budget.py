@@ -7,21 +7,25 @@ device.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import SettingError
+from oomguard.core.files import read_tables
 from oomguard.core.installation import install_hint
 from oomguard.core.records import ShownRecord
 from oomguard.estimate import Fit, answer
 from oomguard.estimate.call.allocator import least_capacity
 from oomguard.estimate.child_python import call_child
 from oomguard.estimate.constants import constant, latest, reserved_ratio
-from oomguard.estimate.model.layer_caches import layer_caches
+from oomguard.estimate.model.layer_caches import LayerCache, layer_caches
 from oomguard.estimate.model.model import Model
+from oomguard.estimate.model.parameters import has_gate
 from oomguard.estimate.model.shape import FAMILIES, ModelShape, encoder_decoder
 
 # The input and the result of an estimate for one ``generate`` call.
@@ -276,11 +280,33 @@ def traced_steps(call: PlannedCall) -> TracedSteps:
 
 # Bytes per row of ``generate`` beyond the weights, in closed form.
 #
-# For a decoder's prefill with sdpa attention and only the last position's logits, the peak over the
-# weights is ``KV(T) + 2*B*T*(3*I + 4*H)`` in bf16. That was within 0.21 % of a fake-tensor run in
-# five cases; here the model's own element size replaces bf16. While decoding, ``torch.cat``
-# reallocates a layer's keys or values at every step, which adds half of a layer's cache. A padding
-# mask expands the KV heads of one layer to all heads (``repeat_kv``).
+# Memory peaks at one of a few moments: while the MLP or the attention of the last layer runs in
+# the prefill, when the prompt's logits are copied to float32, or in the last decoding step. At each
+# moment the form adds up the tensors that are alive, by their names in transformers' modeling
+# files. live_tensors.toml lists those that differ between families.
+
+_TENSORS_FILE: Final = Path(__file__).with_name("live_tensors.toml")
+_FLOAT32_BYTES: Final = 4
+_FLOAT32_COPY: Final = "float32 copy"
+# input_ids, attention_mask, position_ids, and the mask's running sum, all int64.
+_ID_BYTES: Final = 4 * 8
+
+
+@functools.cache
+def live_tensors(model_type: str) -> Mapping[str, Any]:
+    """Return the names of the tensors that are alive at each moment, and their data types.
+
+    Raises:
+        SettingError: the closed form does not cover this type.
+    """
+    tables = read_tables("live-tensors", [_TENSORS_FILE])[_TENSORS_FILE]
+    if model_type in tables["uncovered"]["types"]:
+        raise SettingError(f"the closed form does not cover {model_type}", hint=_TRACE_HINT)
+    found = {**tables["decoder"], "activations": tables["activations"]}
+    for family in tables["family"]:
+        if model_type in family["types"]:
+            found |= family
+    return found
 
 
 def generate_row_bytes(
@@ -290,6 +316,7 @@ def generate_row_bytes(
     *,
     padded: bool = False,
     eager: bool = False,
+    beams: bool = False,
 ) -> int:
     """Return the peak bytes per row, at the prefill or at the last decoding step.
 
@@ -298,66 +325,194 @@ def generate_row_bytes(
         prompt_tokens: tokens of the prompt, including padding.
         max_new_tokens: tokens that the call may generate.
         padded: whether the row has a prompt-by-prompt mask.
-        eager: whether attention stores its scores. Mask, fp32 copy and softmax take 10 bytes per
-            score in bf16.
+        eager: whether attention stores its scores.
+        beams: whether the row is one of several beams, which score every token of the vocabulary.
 
     Raises:
-        SettingError: a layer caches less than every token, or has experts instead of an MLP.
+        SettingError: a layer caches something other than keys and values.
     """
-    plain = all(
-        cache.kind == "full" and not cache.latent
-        for cache in layer_caches(shape, kv_element_bytes=2)
+    caches = layer_caches(shape, kv_element_bytes=shape.dtype_bytes)
+    for cache in caches:
+        if cache.latent or cache.kind not in {"full", "sliding"}:
+            raise SettingError(
+                "the closed form supports only decoders that cache keys and values",
+                hint=_TRACE_HINT,
+            )
+    prefill = prompt_tokens * (sum(cache.token_bytes for cache in caches) + _ID_BYTES)
+    prefill += max(
+        _mlp_bytes(shape, prompt_tokens, padded=padded, eager=eager),
+        _attention_bytes(shape, prompt_tokens, padded=padded, eager=eager),
+        _first_logits_bytes(shape, prompt_tokens, beams=beams),
     )
-    intermediate = shape.number("intermediate_size") or 4 * shape.hidden
-    if not plain or shape.number("num_experts") is not None:
-        raise SettingError(
-            "the closed form supports only plain decoders with the dynamic cache",
-            hint=(
-                "use --trace, which runs the model's own code under fake tensors (needs "
-                "torch and transformers)"
-            ),
-        )
+    if max_new_tokens == 1:
+        return prefill
+    # The last token is never fed back, so the cache has one token fewer than the answer.
+    total_tokens = prompt_tokens + max_new_tokens - 1
+    return max(prefill, _decode_bytes(shape, caches, total_tokens, eager=eager, beams=beams))
+
+
+def _mlp_bytes(shape: ModelShape, tokens: int, *, padded: bool, eager: bool) -> int:
+    """Return the bytes while an MLP or the experts run, without the cache."""
+    live = live_tensors(shape.model_type)
     size = shape.dtype_bytes
-    kv_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
-    repeated = repeated_bytes(shape, padded=padded, eager=eager)
-    # The MLP and eager attention peak at different times, so the larger one counts.
-    mlp = prompt_tokens * size * (3 * intermediate + 4 * shape.hidden)
-    if eager:
-        each = max(10, 3 * size)
-        if shape.model_type in FAMILIES["types"]["alibi"]:
-            each += size  # the bias is added to a copy of the scores
-        scores = shape.heads * prompt_tokens * prompt_tokens * each
+    intermediate = shape.number("intermediate_size") or 4 * shape.hidden
+    experts = shape.number("num_experts") or 0
+    if experts > 1:
+        mlp = _experts_bytes(shape, intermediate)
     else:
-        scores = 0
-    prefill = prompt_tokens * (kv_token + repeated) + max(mlp, scores)
-    if padded:
-        prefill += prompt_tokens * prompt_tokens
-    total_tokens = prompt_tokens + max_new_tokens
-    decode = total_tokens * (kv_token + kv_token // (2 * shape.layers) + repeated)
-    return max(prefill, decode) + logits_bytes(shape)
+        mlp = _mlp_tensors(shape, live) * intermediate * size
+    # The weights of RMSNorm's float32 copy and its product, where an MLP is narrow.
+    norm = 2 * _FLOAT32_BYTES * shape.hidden
+    width = len(live["layer"]) * shape.hidden * size + max(mlp, norm)
+    bytes_ = tokens * (width + _rotary_bytes(shape, live)) + _mask_bytes(
+        shape, tokens, padded=padded, eager=eager
+    )
+    if eager:
+        # The layer still refers to the attention's weights, which eager attention returns.
+        bytes_ += shape.heads * tokens * tokens * size
+    return bytes_
 
 
-def repeated_bytes(shape: ModelShape, *, padded: bool, eager: bool) -> int:
-    """Return the bytes of one token's keys and values once they are repeated for all heads.
+def _mlp_tensors(shape: ModelShape, live: Mapping[str, Any]) -> int:
+    """Count the tensors as wide as the MLP that are alive while it multiplies."""
+    if "mlp" in live:
+        return len(live["mlp"])
+    if has_gate(shape):
+        return len(live["gated_mlp"])
+    named = shape.config.get("hidden_act", shape.config.get("activation_function"))
+    activation = named or live.get("activation")
+    return len(live["activations"].get(activation, live["plain_mlp"]))
 
-    sdpa without a mask reads the shared heads as they are (use_gqa_in_sdpa, transformers 5.23),
-    and heads that are not shared are never repeated.
+
+def _experts_bytes(shape: ModelShape, intermediate: int) -> int:
+    """Return the bytes of one token's copies for its experts (transformers' grouped product).
+
+    First the selected states, gate and up, the activation and the product; then the states, the
+    result, the weighted result, and the same in the tokens' order.
     """
-    if shape.kv_heads >= shape.heads or not (padded or eager):
+    size = shape.dtype_bytes
+    width = shape.number("moe_intermediate_size") or intermediate
+    if live_tensors(shape.model_type)["routing"] == "float32":
+        weighted = max(size, _FLOAT32_BYTES)
+    else:
+        weighted = size
+    multiplying = size * (shape.hidden + 4 * width)
+    reordering = 2 * shape.hidden * (size + weighted)
+    return (shape.number("num_experts_per_tok") or 1) * max(multiplying, reordering)
+
+
+def _attention_bytes(shape: ModelShape, tokens: int, *, padded: bool, eager: bool) -> int:
+    """Return the bytes while attention computes, without the cache."""
+    live = live_tensors(shape.model_type)
+    size = shape.dtype_bytes
+    query = shape.heads * shape.head_dim
+    width = len(live["attention"]) * shape.hidden + query
+    width += len(live["fused"]) * (query + 2 * shape.kv_heads * shape.head_dim)
+    mask = _mask_bytes(shape, tokens, padded=padded, eager=eager)
+    if shape.kv_heads < shape.heads and (mask or eager or _is_windowed(shape, tokens)):
+        width += 2 * query  # keys and values, repeated for all heads
+    if not eager:
+        width += 2 * query  # the result, and its copy in the order of tokens
+        return tokens * (width * size + _rotary_bytes(shape, live)) + mask
+    each = 0
+    for name in (*live["scores"], *live["kept"]):
+        if name == _FLOAT32_COPY and size == _FLOAT32_BYTES:
+            continue  # the scores are float32 already, so softmax copies nothing
+        if name.startswith("float32"):
+            each += _FLOAT32_BYTES
+        else:
+            each += size
+    scores = shape.heads * tokens * tokens * each
+    return tokens * (width * size + _rotary_bytes(shape, live)) + mask + scores
+
+
+def _rotary_bytes(shape: ModelShape, live: Mapping[str, Any]) -> int:
+    """Return the bytes of one token's cosines and sines."""
+    if live["rotary"] == "none" or shape.model_type in FAMILIES["types"]["without_rotary"]:
         return 0
-    return 2 * shape.heads * shape.head_dim * shape.dtype_bytes
+    size = _FLOAT32_BYTES if live["rotary"] == "float32" else shape.dtype_bytes
+    return 2 * shape.head_dim * size
 
 
-def logits_bytes(shape: ModelShape) -> int:
-    """Return the last position's logits, their fp32 copy, and the processors' tensors of a row."""
-    return shape.vocab * (shape.dtype_bytes + 4 * 3)
+def _mask_bytes(shape: ModelShape, tokens: int, *, padded: bool, eager: bool) -> int:
+    """Return the bytes of a row's own masks: eager attention adds them, sdpa reads booleans."""
+    masks = 1
+    kinds = {cache.kind for cache in layer_caches(shape, kv_element_bytes=shape.dtype_bytes)}
+    if len(kinds) > 1:
+        masks = 2  # one for all tokens, one for the window
+    if eager:
+        return masks * tokens * tokens * shape.dtype_bytes
+    if padded:
+        return masks * tokens * tokens
+    return 0
+
+
+def _is_windowed(shape: ModelShape, tokens: int) -> bool:
+    """Return whether a window is shorter than the prompt, so that sdpa needs a mask for it."""
+    for cache in layer_caches(shape, kv_element_bytes=shape.dtype_bytes):
+        if cache.kind == "sliding" and cache.window_tokens < tokens:
+            return True
+    return False
+
+
+def shared_mask_bytes(shape: ModelShape, tokens: int, *, eager: bool) -> int:
+    """Return the bytes of the one mask that all rows share: a window's, for sdpa."""
+    if eager or not _is_windowed(shape, tokens):
+        return 0
+    return tokens * tokens
+
+
+def _first_logits_bytes(shape: ModelShape, tokens: int, *, beams: bool) -> int:
+    """Return the bytes when the prompt's last logits are copied to float32."""
+    copies = 2 if beams else 1
+    logits = shape.vocab * (shape.dtype_bytes + copies * _FLOAT32_BYTES)
+    return logits + tokens * shape.hidden * shape.dtype_bytes
+
+
+def _decode_bytes(
+    shape: ModelShape,
+    caches: Sequence[LayerCache],
+    tokens: int,
+    *,
+    eager: bool,
+    beams: bool,
+) -> int:
+    """Return the bytes of the last decoding step."""
+    size = shape.dtype_bytes
+    cached = 0
+    largest = 0
+    for cache in caches:
+        held = tokens
+        if cache.kind == "sliding":
+            held = min(tokens, cache.window_tokens)
+        cached += held * cache.token_bytes
+        largest = max(largest, held * cache.token_bytes)
+    # The float32 logits of the step before stay until the next ones replace them.
+    before = _FLOAT32_BYTES * shape.vocab
+    copies = 3 if beams else 2
+    logits = shape.vocab * (size + copies * _FLOAT32_BYTES)
+    # torch.cat makes a layer's keys or values anew, next to the old ones.
+    moments = [logits, before + largest // 2]
+    if eager:
+        each = 2 * _FLOAT32_BYTES + (size % _FLOAT32_BYTES)
+        scores = shape.heads * tokens * each
+        if shape.kv_heads < shape.heads:
+            scores += 2 * tokens * shape.heads * shape.head_dim * size
+        moments.append(before + scores)
+    return tokens * _ID_BYTES + cached + max(moments)
+
+
+_TRACE_HINT: Final = (
+    "use --trace, which runs the model's own code under fake tensors (needs torch and transformers)"
+)
 
 
 # How far the closed form may be off, as shares of what it counts beyond the weights: measured
-# against traces of twelve small decoders. Older versions repeat keys and values also without a
-# mask. The logits come after the layers, so a call whose peak is in a layer has none of them there.
+# against traces of twenty small decoders. A family that holds one more tensor than
+# live_tensors.toml says is off by about this much. Other versions of transformers hold another
+# copy of the logits.
 _UNCERTAIN_RATIO: Final = 0.08
-_UNCERTAIN_LOGITS_RATIO: Final = 1.0
+_UNCERTAIN_LOGITS_BYTES: Final = 4
 _ATTENTIONS: Final = ("sdpa", "eager")
 
 
@@ -409,16 +564,14 @@ def budget_call(
         reserved_weights = weights
     else:
         weights = sum(parameter.bytes for parameter in model.parameters)
-        peak = weights + rows * _row_bytes(model, call)
+        peak = weights + _beyond_bytes(model, call)
         uncertainty = _uncertainty(model, call, peak - weights)
         ratio = 1 + reserved_ratio()
         reserved = round(peak * ratio)
         reserved_from = _RESERVED
         reserved_weights = round(weights * ratio)
-    token = sum(
-        cache.token_bytes
-        for cache in layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes)
-    )
+    caches = layer_caches(model.shape, kv_element_bytes=model.shape.dtype_bytes)
+    token = sum(cache.token_bytes for cache in caches)
     room = gpu_total_bytes - context - reserved_weights
     return CallBudget(
         model=model.name,
@@ -447,16 +600,12 @@ def budget_call(
 
 def _uncertainty(model: Model, call: PlannedCall, beyond_bytes: int) -> int:
     """Return by how much the closed form may be off in bytes, in both directions."""
-    shape = model.shape
     rows = call.batch_size * call.num_beams
-    eager = call.attn_implementation == "eager"
-    repeated = repeated_bytes(shape, padded=True, eager=True)
-    repeated -= repeated_bytes(shape, padded=False, eager=eager)
-    tokens = call.prompt_tokens + call.max_new_tokens
+    # A call whose peak is in a layer holds no logits there, so they add nothing then.
+    logits = min(rows * model.shape.vocab * _UNCERTAIN_LOGITS_BYTES, beyond_bytes // 4)
     sources = (
         _UNCERTAIN_RATIO * beyond_bytes,
-        _UNCERTAIN_LOGITS_RATIO * rows * logits_bytes(shape),
-        rows * tokens * repeated,
+        0.5 * logits,
         model.weights_uncertainty_ratio * sum(p.bytes for p in model.parameters),
     )
     return round(math.hypot(*sources))
@@ -471,14 +620,20 @@ _RESERVED: Final = (
 )
 
 
-def _row_bytes(model: Model, call: PlannedCall) -> int:
+def _beyond_bytes(model: Model, call: PlannedCall) -> int:
+    """Return the peak beyond the weights in closed form."""
     if call.cache_implementation is not None:
         raise SettingError(
             f"the closed form supports only the dynamic cache, not {call.cache_implementation!r}",
-            hint=(
-                "use --trace, which runs the model's own code under fake tensors (needs "
-                "torch and transformers)"
-            ),
+            hint=_TRACE_HINT,
         )
     eager = call.attn_implementation == "eager"
-    return generate_row_bytes(model.shape, call.prompt_tokens, call.max_new_tokens, eager=eager)
+    row = generate_row_bytes(
+        model.shape,
+        call.prompt_tokens,
+        call.max_new_tokens,
+        eager=eager,
+        beams=call.num_beams > 1,
+    )
+    mask = shared_mask_bytes(model.shape, call.prompt_tokens, eager=eager)
+    return call.batch_size * call.num_beams * row + mask

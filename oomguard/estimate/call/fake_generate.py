@@ -240,9 +240,7 @@ def _numbers(
 
     ``self.bytes`` is a tensor's size, ``k`` a plain number.
     """
-    arguments = operation._schema.arguments
-    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
-    given.update({one.name: value for one, value in zip(arguments, args, strict=False)}, **kwargs)
+    given = _given(operation, args, kwargs)
     numbers: dict[str, float] = {}
     for name, value in (*given.items(), (_RESULT, next(iter(tree_leaves(result)), None))):
         if isinstance(value, (list, tuple)):
@@ -268,6 +266,17 @@ def _numbers(
     return numbers
 
 
+def _given(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an operation's arguments by name, defaults included."""
+    given = {}
+    for argument in operation._schema.arguments:
+        if argument.has_default_value():
+            given[argument.name] = argument.default_value
+    for argument, value in zip(operation._schema.arguments, args, strict=False):
+        given[argument.name] = value
+    return {**given, **kwargs}
+
+
 def _is_in_order(tensor: torch.Tensor) -> bool:
     """Return whether a kernel reads a tensor without copying it first."""
     is_image = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -288,56 +297,6 @@ def _block(row: Mapping[str, Any]) -> ScratchBlock:
     terms = tuple((times, tuple(names)) for times, *names in row["sum"])
     limits = row.get("least", {}), row.get("below", {})
     return ScratchBlock(terms, *limits, row.get("before", False), row.get("may_fail", False))
-
-
-# torch tags the operations that draw random numbers.
-
-# These arguments set the rate of random numbers; at 0 the operation draws none (attention,
-# recurrent layers).
-_RATES: Final = frozenset({"dropout_p", "dropout", "p"})
-_MODES: Final = frozenset({"train", "training"})
-
-
-def draws(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an operation draws random numbers with these arguments."""
-    if torch.Tag.nondeterministic_seeded not in operation.tags:
-        return False
-    arguments = operation._schema.arguments
-    given = {
-        argument.name: argument.default_value
-        for argument in arguments
-        if argument.has_default_value()
-    }
-    given.update(
-        {argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs
-    )
-    is_off = any(given.get(name) == 0 for name in _RATES) or any(
-        given.get(name) is False for name in _MODES
-    )
-    return not is_off
-
-
-class Drawn:
-    """Record the random numbers that the operations of a trace drew.
-
-    Attributes:
-        alone: whether one of them drew a single number, like a randomly skipped layer does; the
-            number of rows does not matter then.
-        many: whether one drew several numbers, possibly one or more per row.
-    """
-
-    def __init__(self) -> None:
-        self.alone = self.many = False
-
-    def note(
-        self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
-        """Record an operation by its arguments and its result."""
-        if not draws(operation, args, kwargs):
-            return
-        is_alone = isinstance(out, torch.Tensor) and out.numel() == 1
-        self.alone = self.alone or is_alone
-        self.many = self.many or not is_alone
 
 
 # Steps of the short call that represents the end of another: the prefill, a step that may still
@@ -383,8 +342,9 @@ def twin_of(model: Any) -> FakeModel:
             twin = copy.deepcopy(model)
     for module in twin.modules():
         for hooks in (getattr(module, name, {}) for name in _HOOKS):
-            for number in [number for number, hook in hooks.items() if not _captures(hook)]:
-                del hooks[number]  # the user's own functions must see no fake tensor
+            for number, hook in list(hooks.items()):
+                if not _captures(hook):
+                    del hooks[number]  # the user's own functions must see no fake tensor
     return FakeModel(twin, mode)
 
 
@@ -428,15 +388,13 @@ def trace_call(
 
 def _near_the_end(twin: FakeModel, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the arguments with all but the last tokens of the answer as part of the prompt."""
-    changed = {
-        name: value
-        for name, value in arguments.items()
-        if name not in {"max_length", "min_length", "min_new_tokens"}
-    }
-    changed["max_new_tokens"] = _END_STEPS
-    main = next(
-        arguments[n] for n in (*_PROMPTS, *arguments) if isinstance(arguments.get(n), torch.Tensor)
-    )
+    changed = {**arguments, "max_new_tokens": _END_STEPS}
+    for name in ("max_length", "min_length", "min_new_tokens"):
+        changed.pop(name, None)
+    for name in (*_PROMPTS, *arguments):
+        main: Any = arguments.get(name)
+        if isinstance(main, torch.Tensor):
+            break
     if getattr(twin.model.config, "is_encoder_decoder", False):
         begun = arguments.get("decoder_input_ids")
         length = (0 if begun is None else begun.shape[1]) + steps - _END_STEPS
@@ -564,7 +522,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._storages = storages
         self._mask_is_full = mask_is_full
-        self.drawn = Drawn()
         self._ends_s = time.monotonic() + _LONGEST_S
         self.device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
         self._scratch = KernelScratch(self.device_type)
@@ -583,7 +540,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             out = _grouped_product(*args, **(kwargs or {}))
         else:
             out = func(*args, **(kwargs or {}))
-        self.drawn.note(func, args, kwargs or {}, out)
         if isinstance(out, torch.Tensor):
             self._note_answer(func._schema.name, args, out)
         blocks = self._scratch.blocks_bytes(func, args, kwargs or {}, out)

@@ -5,6 +5,7 @@ oomguard reads a ``config.json`` and the headers of safetensors files, never the
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -72,7 +73,7 @@ def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
     files = sorted(folder.glob("*.safetensors"))
     if is_there(folder / _INDEX):
         names = _indexed(folder / _INDEX)
-        missing = sorted(name for name in names if not is_there(folder / name))
+        missing = sorted(itertools.filterfalse(lambda name: is_there(folder / name), names))
         if missing:
             if len(missing) == len(names):
                 return None
@@ -83,7 +84,7 @@ def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
             )
         files = [folder / name for name in sorted(names)] or files
     elif len(files) > 1:  # some folders have the same weights again in the vendor's own format
-        files = [path for path in files if not path.name.startswith("consolidated")] or files
+        files = list(itertools.filterfalse(_is_vendors, files)) or files
     if not files:
         return None
     found: list[Parameter] = []
@@ -93,6 +94,10 @@ def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
         left_bytes -= len(header)
         found += _tensors(header, path)
     return tuple(found)
+
+
+def _is_vendors(path: Path) -> bool:
+    return path.name.startswith("consolidated")
 
 
 def is_there(path: Path) -> bool:
@@ -318,12 +323,12 @@ def _from_hub(model: str) -> ModelFiles:
     except Exception:  # noqa: BLE001
         # The headers are missing or in another format; the configuration is enough.
         return ModelFiles(model, path, config, None)
-    tensors = tuple(
-        read_tensor(name, {"dtype": info.dtype, "shape": list(info.shape)}, path)
-        for file in found.files_metadata.values()
-        for name, info in file.tensors.items()
-    )
-    return ModelFiles(model, path, config, tensors)
+    tensors = []
+    for file in found.files_metadata.values():
+        for name, info in file.tensors.items():
+            entry = {"dtype": info.dtype, "shape": list(info.shape)}
+            tensors.append(read_tensor(name, entry, path))
+    return ModelFiles(model, path, config, tuple(tensors))
 
 
 def _is_offline(endpoint: str) -> bool:

@@ -13,13 +13,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
-from oomguard.core.files import read_tables
+from oomguard.core.files import cache_file, read_regular, read_tables, state_of, write_cache
 from oomguard.estimate.model.files import Parameter
 from oomguard.estimate.model.layer_caches import GEMMA4, layer_kinds
 from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count
@@ -81,12 +81,60 @@ def build_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     """
     if not is_buildable(shape.outer) or not is_transformers_here():
         return None
+
+    def rows() -> list[Any]:
+        return [[parameter.name, parameter.shape] for parameter in _build(shape)]
+
+    # The same file is built in another way for another dtype, model type or part.
+    about = [shape.outer, shape.config, shape.model_type, shape.dtype_bytes]
+    found = _ask_transformers("parameters", about, rows)
+    if found is None:
+        return None
+    return tuple(_parameter(name, tuple(size), shape) for name, size in found)
+
+
+# Importing torch and transformers takes seconds, building a large mixture takes more. The answer
+# depends only on the configuration, the installed versions and this file, so it stays on disk.
+
+_MOST_CACHE_BYTES: Final = 1 << 26
+
+
+def _ask_transformers(kind: str, about: object, answer: Callable[[], Any]) -> Any:
+    """Return transformers' answer, from the cache if it answered the same question before.
+
+    Returns None if transformers rejects the configuration.
+
+    Args:
+        kind: the kind of answer, for the name of the cache file.
+        about: everything in the configuration that the answer depends on.
+        answer: asks transformers; its result must be plain data.
+    """
+    code = [Path(__file__), *_library_files()]
+    question = json.dumps(about, sort_keys=True, default=str).encode()
+    path = cache_file(f"{kind}-{{}}.json", [question, *map(state_of, code)])
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return json.loads(read_regular(path, _MOST_CACHE_BYTES))
+    from oomguard.core.log import get_logger  # a plan that finds its answer needs no log
+
+    get_logger().warning(
+        f"transformers builds this model once for its {kind}, which takes seconds; later plans "
+        "read them from the cache",
+        cache=str(path),
+    )
     with _quiet():
         try:
-            return tuple(_build(shape))
-        except Exception:  # noqa: BLE001
+            found = answer()
+        except Exception as error:  # noqa: BLE001
             # Remote code, a new family, or fields of another version: the shape gives the counts.
-            return None
+            if isinstance(error, (OSError, MemoryError, ImportError)):
+                return None  # another time it may succeed, so this is not kept
+            found = None
+    with contextlib.suppress(TypeError, ValueError):  # an answer that JSON cannot hold
+        text = json.dumps(found)
+        write_cache(path, text.encode())
+        # The first answer must equal the later ones, and JSON changes tuples and numeric keys.
+        return json.loads(text)
+    return found
 
 
 _DEFAULTS_FILE: Final = Path(__file__).with_name("family_defaults.json")
@@ -114,11 +162,9 @@ def fill_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return _with_defaults(known, config)
     if not is_buildable(config) or not is_transformers_here():
         return config
-    with _quiet():
-        try:
-            filled = auto_config(config).to_dict()
-        except Exception:  # noqa: BLE001 - what it does not know is read as it stands
-            return config
+    filled = _ask_transformers("defaults", config, lambda: auto_config(config).to_dict())
+    if not isinstance(filled, Mapping):
+        return config
     return _merged(filled, config)
 
 
@@ -153,7 +199,16 @@ def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 def is_transformers_here() -> bool:
     """Return whether transformers and torch can be imported."""
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    return len(_library_files()) == len(_LIBRARIES)
+
+
+_LIBRARIES: Final = ("torch", "transformers")
+
+
+def _library_files() -> list[Path]:
+    """Return the first file of each library that is installed; an upgrade replaces it."""
+    specs = map(importlib.util.find_spec, _LIBRARIES)
+    return [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
 
 
 _NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})

@@ -100,9 +100,11 @@ def _check_installed(settings: VllmSettings, found: Mapping[str, Any]) -> None:
 def _ask(
     settings: VllmSettings, model_path: str, pools_bytes: list[int], limit_tokens: int
 ) -> dict[str, Any]:
-    arguments = {
-        name: getattr(settings, name) for name in _PASSED if getattr(settings, name) is not None
-    }
+    arguments = {}
+    for name in _PASSED:
+        value = getattr(settings, name)
+        if value is not None:
+            arguments[name] = value
     if (
         settings.device == "cpu"
         and settings.mamba_ssm_cache_dtype == "auto"
@@ -179,26 +181,19 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             current_platform.update_block_size_for_backend(config)
         layers = get_layers_from_vllm_config(config, AttentionLayerBase)
         # Layers that reuse another's cache have none (get_kv_cache_spec of the model runner).
-        own = {
-            n: layer
-            for n, layer in layers.items()
-            if not getattr(layer, "kv_sharing_target_layer_name", None)
-        }
-        specs = {
-            n: spec
-            for n, layer in own.items()
-            if (spec := layer.get_kv_cache_spec(config)) is not None
-        }
+        specs = {}
+        for name, layer in layers.items():
+            if getattr(layer, "kv_sharing_target_layer_name", None):
+                continue
+            spec = layer.get_kv_cache_spec(config)
+            if spec is not None:
+                specs[name] = spec
         if hasattr(
             backends, "resolve_kv_cache_layout"
         ):  # the order of a block's bytes, not their number
             backends.resolve_kv_cache_layout(config, [["LBNHC"]], specs.values())
-        owners = [{id(module) for model in stage for module in model.modules()} for stage in models]
-        of_stages = [
-            {name: spec for name, spec in specs.items() if id(layers[name]) in owner}
-            for owner in owners
-        ]
-        left_out = specs.keys() - {name for stage in of_stages for name in stage}
+        of_stages = [_specs_of(stage, specs, layers) for stage in models]
+        left_out = specs.keys() - set().union(*of_stages)
         if left_out:
             raise RuntimeError(f"no stage has the layers {', '.join(sorted(left_out))}")
         # A layout that no pool can have fails here, because no length would help.
@@ -235,11 +230,28 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             "block_tokens": config.cache_config.block_size,
             "longest_tokens": longest,
             "needed_bytes": smallest,
-            "weights_bytes": [
-                sum(p.numel() * p.element_size() for m in stage for p in m.parameters())
-                for stage in models
-            ],
+            "weights_bytes": list(map(_weights_bytes, models)),
         }
+
+
+def _specs_of(stage: list[Any], specs: Mapping[str, Any], layers: Mapping[str, Any]) -> Any:
+    """Return the caches of the layers that a stage's models hold."""
+    modules: set[int] = set()
+    for model in stage:
+        modules.update(map(id, model.modules()))
+    found = {}
+    for name, spec in specs.items():
+        if id(layers[name]) in modules:
+            found[name] = spec
+    return found
+
+
+def _weights_bytes(stage: list[Any]) -> int:
+    total = 0
+    for model in stage:
+        for parameter in model.parameters():
+            total += parameter.numel() * parameter.element_size()
+    return total
 
 
 def _built(config: Any, stages: int, ranks: int) -> list[list[Any]]:

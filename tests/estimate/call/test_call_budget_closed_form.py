@@ -53,19 +53,50 @@ def test_twice_the_element_size_is_twice_the_bytes():
     assert two == pytest.approx(2 * one, rel=0.001)
 
 
-def test_padding_adds_a_mask_and_repeats_the_shared_heads():
+def test_padding_adds_a_mask():
+    """The heads that a mask repeats are gone before the MLP, where the peak is."""
     plain, padded = (
         generate_row_bytes(LLAMA_8B, 4096, 1, padded=padded) for padded in (False, True)
     )
-    assert padded - plain == 4096 * 4096 + 4096 * 2 * 32 * 128 * 2
+    assert padded - plain == 4096 * 4096
 
 
-def test_what_is_no_plain_decoder_is_refused(subtests):
-    for name, changes in [
-        ("a window", {"sliding_window": 512, "model_type": "mistral"}),
-        ("experts", {"num_local_experts": 8, "model_type": "mixtral"}),
+def test_a_window_keeps_the_whole_prompt_until_the_first_answer():
+    """The cache of a window is a view of all keys until torch.cat makes it anew."""
+    window = shape(model_type="mistral", sliding_window=512)
+
+    assert generate_row_bytes(window, 4096, 1) == generate_row_bytes(LLAMA_8B, 4096, 1)
+    assert generate_row_bytes(window, 16, 8192) < generate_row_bytes(LLAMA_8B, 16, 8192) / 2
+
+
+def test_each_beam_scores_the_whole_vocabulary_once_more():
+    greedy, beams = (generate_row_bytes(LLAMA_8B, 16, 16, beams=beams) for beams in (False, True))
+    assert beams - greedy == 4 * CONFIG["vocab_size"]
+
+
+def test_experts_copy_their_tokens():
+    dense, sparse = (
+        shape(model_type="mixtral", intermediate_size=512),
+        shape(
+            model_type="mixtral",
+            intermediate_size=512,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+        ),
+    )
+    copies = 2 * 4096 * 2 * (2 + 4)  # two experts: states and results, and both in float32
+    norm = 2 * 4 * 4096
+    both = [generate_row_bytes(model, 4096, 1) for model in (sparse, dense)]
+    assert both[0] - both[1] == 4096 * (copies - norm)
+
+
+def test_what_caches_no_keys_and_values_is_refused(subtests):
+    latent = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    for name, changes, message in [
+        ("a latent vector", latent, "cache keys and values"),
+        ("falcon", {"model_type": "falcon"}, "does not cover falcon"),
     ]:
-        with subtests.test(name), pytest.raises(SettingError, match="plain decoders"):
+        with subtests.test(name), pytest.raises(SettingError, match=message):
             generate_row_bytes(shape(**changes), 1024, 1)
 
 

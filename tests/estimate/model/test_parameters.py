@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oomguard.estimate.model import parameters
 from oomguard.estimate.model.parameters import build_on_meta
 from oomguard.estimate.model.shape import read_shape
 
@@ -46,3 +47,37 @@ def test_speaking_model_builds_only_its_thinker_and_encoders():
         if name.startswith("model.")
     }
     assert parts == {"language_model", "visual", "audio_tower"}
+
+
+def test_transformers_builds_a_model_once(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = {**TEXT, "model_type": "qwen3", "torch_dtype": "float16"}
+
+    first = build_on_meta(read_shape(config))
+    monkeypatch.setattr(parameters, "_build", lambda _: pytest.fail("built again"))
+
+    assert build_on_meta(read_shape(config)) == first
+    assert "later plans read them from the cache" in caplog.text
+
+
+def test_another_configuration_is_built_anew(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = {**TEXT, "model_type": "qwen3"}
+
+    small, large = (
+        build_on_meta(read_shape({**config, "vocab_size": size})) for size in (256, 512)
+    )
+
+    assert small is not None
+    assert large is not None
+    assert sum(p.elements for p in large) > sum(p.elements for p in small)
+
+
+def test_a_model_that_transformers_rejects_stays_rejected(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = read_shape({**TEXT, "model_type": "no_such_family"})
+
+    assert [build_on_meta(shape), build_on_meta(shape)] == [None, None]

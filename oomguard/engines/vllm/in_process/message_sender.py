@@ -143,7 +143,7 @@ class _Sender:
         """Send one message; after the first failure none is sent any more."""
         if self.is_over:
             return
-        # A fork may have inherited a lock that no thread of its own will release.
+        # A fork may have inherited a lock that none of its threads will release.
         if self.pid != os.getpid():
             self.pid = os.getpid()
             self._lock = threading.Lock()

@@ -237,7 +237,7 @@ def _private(folder: Path) -> Path | None:
 
 # A failed core asks its workers to end by a signal, which a worker can miss, and waits for them
 # without a limit. The front end waits for the core in the same way. The watchdog kills only the
-# processes of this start, workers first; then the core ends by itself.
+# processes of this start, workers first; then the core ends too.
 
 LOOKS_EVERY_S: Final = 0.5
 # Without such a hang, vLLM's processes end within 5 seconds of a failure.

@@ -796,7 +796,7 @@ class StepRecovery:
     # --- a failed step
 
     def _recover(self, error: Exception) -> dict[int, Any] | None:
-        """Drop the failed step and those behind it; return outputs, None if vLLM is to fail."""
+        """Drop the failed step and the later ones; return outputs, None if vLLM is to fail."""
         began_s = time.perf_counter()
         is_remote = "Worker failed with error" in str(error) or str(error) == _BEHIND
         if not (is_remote or is_out_of_memory(error)) or not self._in_flight:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oomguard
-from oomguard.mapping.serialization import Codec
+from oomguard.mapping.store import Codec
 
 PLAIN = Codec(None, None)
 LEAVES = (

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from oomguard.mapping.work import keep_random_state
+from oomguard.mapping.map import keep_random_state
 
 GUARDED = """
 import random, sys

@@ -10,9 +10,11 @@ import errno
 import functools
 import inspect
 import math
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from os import PathLike
@@ -34,7 +36,22 @@ from oomguard.core import records
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.files import write_whole
 from oomguard.core.incident import Attempt
-from oomguard.core.measurements import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.measurements import (
+    ALLOCATED,
+    HOST,
+    IN_USE,
+    OTHERS,
+    OWN,
+    RESERVED,
+    RESIDENT,
+    Counter,
+    Mark,
+    MemoryUse,
+    Sample,
+    SeenCall,
+    TimedAttempt,
+    Timeline,
+)
 from oomguard.core.process import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls
@@ -49,13 +66,436 @@ from oomguard.guarding.intercept import (
     without_mistake,
 )
 from oomguard.guarding.intercept import watch as watch_calls
-from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.sampler import WatchMeasurement, most, readings, sampler, uses_of
 from oomguard.probe import torch_memory
+from oomguard.probe.host import Resident, peak_resident_bytes, resident_bytes
+from oomguard.probe.nvml import Device, Session, sees_host_pids
 from oomguard.probe.torch_memory import Peaks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Bytes = dict[Counter, int]
+_RESIDENT: Final = Counter(HOST, RESIDENT)
+
+
+class Readings:
+    """Read the counters; NVML and a kernel file stay open between ``begin`` and ``end``."""
+
+    def __init__(self) -> None:
+        self._nvml: Session | None = None
+        self._resident: Resident | None = None
+        self._knows_pids = False
+        self._is_own: dict[int, bool] = {}
+
+    def begin(self) -> None:
+        """Open NVML and the kernel file, if they exist."""
+        self._resident = Resident()
+        self._nvml = Session.begin()
+        # NVML reports process ids of the host, which mean other processes in a container.
+        self._knows_pids = self._nvml is not None and bool(sees_host_pids())
+
+    def end(self) -> None:
+        """Close NVML and the kernel file."""
+        self.forget_files()
+        if self._nvml is not None:
+            self._nvml.end()
+            self._nvml = None
+
+    def forget_files(self) -> None:
+        """Close the kernel file in a forked child, because it describes the parent."""
+        resident = self._resident
+        self._resident = None
+        if resident is not None:
+            resident.end()
+
+    def now(self) -> Bytes:
+        """Return the values of all counters."""
+        return self._with_others(torch_memory.now())
+
+    def of_call(self) -> Bytes:
+        """Return the counters for one call: torch's, or without torch NVML's and the host's."""
+        found = torch_memory.now()
+        # torch's counters are exact and cheap. A read of NVML takes longer than many a call.
+        return found or self._with_others(found)
+
+    def limits(self) -> Bytes:
+        """Return the total memory of each device."""
+        found = torch_memory.limits()
+        if self._nvml is not None:
+            names = self._names(found)
+            for device in self._nvml.devices():
+                if device.total_bytes is not None and device.index in names:
+                    found[Counter(names[device.index], IN_USE)] = device.total_bytes
+        return found
+
+    def _with_others(self, found: Bytes) -> Bytes:
+        """Add NVML's and the host's counters to torch's."""
+        if self._nvml is not None:
+            found |= self._of_nvml(found)
+        kept = self._resident
+        if kept is None:
+            resident = resident_bytes()
+        else:
+            resident = kept.bytes()
+        if resident is not None:
+            found[_RESIDENT] = resident
+        return found
+
+    def _of_nvml(self, of_torch: Bytes) -> Bytes:
+        found: Bytes = {}
+        if self._nvml is None:
+            return found
+        names = self._names(of_torch)
+        for device in self._nvml.devices():
+            if device.index in names:
+                for what, size in self._shares(device).items():
+                    found[Counter(names[device.index], what)] = size
+        return found
+
+    def _names(self, of_torch: Bytes) -> dict[int, str]:
+        """Return a name for each NVML device in use by torch, or for all without torch."""
+        assert self._nvml is not None  # noqa: S101 - asked only while it is open
+        uuids = self._nvml.uuids
+        # torch has counters only of the devices that this program has used.
+        used = set()
+        for key in of_torch:
+            if key.what == ALLOCATED and key.device.startswith("cuda:"):
+                used.add(key.device)
+        worked_on = sorted(used)
+        if not worked_on:
+            # Without torch, any device may be the program's.
+            return {index: f"GPU {index}" for index in uuids}
+        names: dict[int, str] = {}
+        # Some versions of torch do not report the identity of a device.
+        with contextlib.suppress(Exception):
+            cuda = sys.modules["torch"].cuda
+            for name in worked_on:
+                own = str(cuda.get_device_properties(int(name.removeprefix("cuda:"))).uuid)
+                for index, uuid in uuids.items():
+                    if uuid and uuid.endswith(own):
+                        names[index] = name
+        return names
+
+    def _shares(self, device: Device) -> dict[str, int]:
+        """Return a device's memory in use: of all processes, of this one, and of the others.
+
+        The last two are left out if NVML does not report them.
+        """
+        if device.total_bytes is None or device.free_bytes is None:
+            return {}
+        used = device.total_bytes - device.free_bytes
+        found = {IN_USE: used}
+        by_pid = device.used_bytes_by_pid
+        if self._knows_pids and by_pid is not None:
+            own = []
+            for pid, size in by_pid.items():
+                if self._belongs_here(pid):
+                    own.append(size)
+            # NVML hides the bytes of a process in some containers; then no share is known.
+            if None not in own:
+                found[OWN] = sum(size for size in own if size is not None)
+                found[OTHERS] = max(0, used - found[OWN])
+        return found
+
+    def _belongs_here(self, pid: int) -> bool:
+        """Return whether a process is this one or its descendant, such as an engine core."""
+        if pid not in self._is_own:
+            import psutil
+
+            # A process that has ended meanwhile cannot be ours any more.
+            self._is_own[pid] = False
+            with contextlib.suppress(psutil.Error, OSError, ValueError):
+                line = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+                self._is_own[pid] = os.getpid() in line
+        return self._is_own[pid]
+
+
+# The samples of one watch: all at first, then fewer, each with the peak of its interval.
+
+MOST_SAMPLES: Final = 8192
+
+
+class Samples:
+    """Hold samples in order of time; whenever they are too many, the interval doubles."""
+
+    def __init__(self, most: int = MOST_SAMPLES) -> None:
+        self._most = most
+        self._samples: list[Sample] = []
+        self._together = 1
+        self._waiting: list[Sample] = []
+
+    def add(self, seconds: float, values: Bytes) -> None:
+        """Add a sample."""
+        sample = Sample(seconds, values)
+        if self._together == 1:
+            self._samples.append(sample)
+        else:
+            self._wait(sample)
+        if len(self._samples) > self._most:
+            # Merge in pairs and keep the peak of each, so that no peak is lost when samples become
+            # fewer.
+            pairs = range(0, len(self._samples), 2)
+            self._samples = [_most(self._samples[i : i + 2]) for i in pairs]
+            self._together *= 2
+
+    def _wait(self, sample: Sample) -> None:
+        self._waiting.append(sample)
+        if len(self._waiting) >= self._together:
+            self._samples.append(_most(self._waiting))
+            self._waiting.clear()
+
+    def all(self) -> tuple[Sample, ...]:
+        """Return all samples."""
+        return tuple(sorted((*self._samples, *self._waiting), key=lambda sample: sample.seconds))
+
+
+def _most(samples: list[Sample]) -> Sample:
+    """Merge samples into one, with the last one's time and the peak of each counter."""
+    if len(samples) == 1:
+        return samples[0]
+    values: Bytes = {}
+    for sample in samples:
+        for key, value in sample.bytes.items():
+            values[key] = max(value, values.get(key, 0))
+    return Sample(samples[-1].seconds, values)
+
+
+def most(*sizes: int | None) -> int | None:
+    """Return the largest known size, or None if none is known."""
+    found = []
+    for size in sizes:
+        if size is not None:
+            found.append(size)
+    return max(found, default=None)
+
+
+def uses_of(
+    before: Mapping[Counter, int],
+    peaks: Mapping[Counter, int],
+    after: Mapping[Counter, int],
+    limits: Mapping[Counter, int],
+) -> tuple[MemoryUse, ...]:
+    """Return every counter's use: before, peak and after. Only torch's peak is exact."""
+    found = []
+    for key in dict.fromkeys([*before, *peaks, *after]):
+        found.append(
+            MemoryUse(
+                key.device,
+                key.what,
+                before.get(key),
+                most(before.get(key), peaks.get(key), after.get(key)),
+                after.get(key),
+                limits.get(key),
+                sampled=key.what not in {ALLOCATED, RESERVED},
+            )
+        )
+    return tuple(found)
+
+
+readings: Final = Readings()
+_STAYS_S: Final = 1.0
+# A lock accepts no longer timeout than threading.TIMEOUT_MAX.
+_LONGEST_WAIT_S: Final = 3600.0
+
+
+class SampleReceiver(Protocol):
+    """Define an object that receives samples."""
+
+    sample_every_s: float
+
+    def sample(self, now_s: float, values: Bytes) -> None:
+        """Take the values of the counters at a time of ``time.monotonic``."""
+
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, where no thread would ever release it."""
+
+
+class _Sampler:
+    """Run the sampling thread; ``readings`` is open while there is any receiver."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all receivers in a forked child, where the thread does not exist."""
+        self._lock = threading.Lock()
+        self._due: dict[SampleReceiver, float] = {}
+        self._thread: threading.Thread | None = None
+        # The thread waits for this lock, which is locked while there is no news. Each thread has
+        # its own.
+        self._news = threading.Lock()
+        self._waits_until_s = 0.0
+
+    def everyone(self) -> tuple[SampleReceiver, ...]:
+        """Return all receivers."""
+        return tuple(self._due)
+
+    def add(self, sampled: SampleReceiver) -> None:
+        """Add a receiver; start the thread for the first one."""
+        with self._lock:
+            self._due[sampled] = due_s = time.monotonic() + sampled.sample_every_s
+            if self._thread is None:
+                readings.begin()
+                self._news = threading.Lock()
+                self._news.acquire()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._news,), name="oomguard-watch", daemon=True
+                )
+                self._thread.start()
+            elif due_s < self._waits_until_s:
+                self._wake()
+
+    def remove(self, sampled: SampleReceiver, *, stays: bool = False) -> threading.Thread | None:
+        """Remove a receiver.
+
+        With the last one, return the thread, which ends now, or a moment later if it ``stays``.
+        """
+        with self._lock:
+            self._due.pop(sampled, None)
+            if self._due or stays or self._thread is None:
+                return None
+            thread = self._thread
+            self._close()
+            self._wake()
+        return thread
+
+    def _wake(self) -> None:
+        """Wake the thread. The caller must hold the lock."""
+        if self._news.locked():
+            self._news.release()
+
+    def _close(self) -> None:
+        self._thread = None
+        readings.end()
+
+    def _run(self, news: threading.Lock) -> None:
+        me = threading.current_thread()
+        wait_s = 0.0
+        is_last_wait = False
+        while True:
+            # Use a plain lock, because a condition creates one at each wait. The thread must wake
+            # up as rarely and briefly as possible.
+            is_told = news.acquire(timeout=wait_s)
+            values: Bytes = {}
+            with self._lock:
+                if self._thread is not me:
+                    return
+                if is_last_wait and not is_told and not self._due:
+                    self._close()
+                    return
+                now_s = time.monotonic()
+                due = []
+                for sampled, at_s in self._due.items():
+                    if at_s <= now_s:
+                        due.append(sampled)
+                for sampled in due:
+                    self._due[sampled] = now_s + sampled.sample_every_s
+                if due:
+                    with contextlib.suppress(Exception):
+                        # A lost device costs this sample, not the user's work.
+                        values = readings.now()
+                is_last_wait = not self._due
+                self._waits_until_s = min(self._due.values(), default=now_s + _STAYS_S)
+                wait_s = min(max(0.0, self._waits_until_s - now_s), _LONGEST_WAIT_S)
+            for sampled in due:
+                with contextlib.suppress(Exception):
+                    sampled.sample(now_s, values)
+
+
+sampler = _Sampler()
+
+
+def _renew() -> None:
+    """Reset the thread and all locks in a forked child."""
+    for sampled in sampler.everyone():
+        sampled.renew_lock()
+    readings.forget_files()
+    sampler.begin_anew()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+# The counters over a whole watch: before it, at the peak, after it, and samples in between.
+
+
+class WatchMeasurement:
+    """Measure a watch over all its entries; "before" is before the first entry."""
+
+    def __init__(self) -> None:
+        self.began_s = 0.0
+        self.ended_s: float | None = None
+        self.limits: Bytes = {}
+        self.samples = Samples()
+        self._before: Bytes = {}
+        self._most: Bytes = {}
+        self._after: Bytes = {}
+        self._peaks: Peaks | None = None
+        self._limits_asked_of: set[Counter] = {_RESIDENT}
+        self._resident_before: int | None = None
+        self._is_resident_exact = False
+
+    def begin(self) -> None:
+        """Begin or continue."""
+        values = readings.now()
+        now_s = time.monotonic()
+        if self.ended_s is None:
+            self._before = values
+            self.began_s = now_s
+        self._ask_limits_of(values)
+        self._resident_before = peak_resident_bytes()
+        self._peaks = Peaks()
+        self.take(values, now_s)
+
+    def end(self) -> None:
+        """End for now."""
+        self._after = readings.now()
+        self.ended_s = time.monotonic()
+        self.take(self._after, self.ended_s)
+        if self._peaks is not None:
+            self._rise_to(self._peaks.end())
+            self._peaks = None
+        peak = peak_resident_bytes()
+        before = self._resident_before
+        # The kernel keeps one peak for the whole process. It is the watch's peak if it rose during
+        # the watch.
+        self._is_resident_exact = peak is not None and before is not None and peak > before
+        if peak is not None and self._is_resident_exact:
+            self._rise_to({_RESIDENT: peak})
+
+    def take(self, values: Bytes, now_s: float) -> None:
+        """Take the values of the counters at a time of ``time.monotonic``."""
+        self._rise_to(values)
+        if self._peaks is not None:
+            self._peaks.follow()
+        self.samples.add(now_s - self.began_s, values)
+        # once for each counter, because some have no value
+        if not self._limits_asked_of.issuperset(values):
+            self._ask_limits_of(values)
+
+    def uses(self) -> tuple[MemoryUse, ...]:
+        """Return every counter's use, up to now if the watch is active."""
+        if self._peaks is not None:
+            self._after = readings.now()
+            self.take(self._after, time.monotonic())
+            self._rise_to(self._peaks.so_far())
+        found = []
+        for use in uses_of(self._before, self._most, self._after, self.limits):
+            is_exact = use.what == RESIDENT and self._is_resident_exact
+            found.append(replace(use, sampled=use.sampled and not is_exact))
+        return tuple(found)
+
+    def _ask_limits_of(self, values: Bytes) -> None:
+        # Make a new dictionary: finished rows keep the old one.
+        self.limits = self.limits | readings.limits()
+        self._limits_asked_of.update(values)
+
+    def _rise_to(self, values: Bytes) -> None:
+        most = self._most
+        for key, value in values.items():
+            if value > most.get(key, -1):
+                most[key] = value
 
 
 # Spans and marks outside their watch are not recorded, so they cause a warning.
@@ -133,7 +573,8 @@ def write(path: str | PathLike[str], content: bytes) -> None:
             with named.open("ab") as file:
                 file.write(content)
             return
-        target = named.resolve()  # follow a link, so that it stays a link
+        # Write to a link's target, so that the link stays a link.
+        target = named.resolve()
         if not target.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         write_whole(target, content)
@@ -353,7 +794,11 @@ class CallMeasurement:
 
     def take(self, values: Bytes) -> None:
         """Take a sample of the counters for this call."""
-        self._peaks.take({key: value for key, value in values.items() if key in self._before})
+        known = {}
+        for key, value in values.items():
+            if key in self._before:
+                known[key] = value
+        self._peaks.take(known)
 
     def attempted(self, attempt: Attempt) -> None:
         """Record a guard's attempt, which began after the last one was diagnosed."""
@@ -430,23 +875,21 @@ class Rows:
 
 def _sum(sum_of_rows: SeenCall, row: SeenCall) -> SeenCall:
     later = {(use.device, use.what): use for use in row.uses}
-    uses = tuple(
-        replace(
-            use,
-            peak_bytes=most(use.peak_bytes, later[use.device, use.what].peak_bytes),
-            after_bytes=later[use.device, use.what].after_bytes,
-        )
-        if (use.device, use.what) in later
-        else use
-        for use in sum_of_rows.uses
-    )
+    uses = []
+    for use in sum_of_rows.uses:
+        other = later.get((use.device, use.what))
+        if other is None:
+            uses.append(use)
+        else:
+            peak_bytes = most(use.peak_bytes, other.peak_bytes)
+            uses.append(replace(use, peak_bytes=peak_bytes, after_bytes=other.after_bytes))
     return replace(
         sum_of_rows,
         seconds=sum_of_rows.seconds + row.seconds,
         rows=_plus(sum_of_rows.rows, row.rows),
         prompt_tokens=_plus(sum_of_rows.prompt_tokens, row.prompt_tokens),
         max_new_tokens=None,
-        uses=uses,
+        uses=tuple(uses),
         attempts=(),
         calls=sum_of_rows.calls + row.calls,
     )

@@ -1,1 +1,0 @@
-"""Measure memory: before a call, at its peak, and after it, for each device and the host."""
