@@ -655,8 +655,8 @@ def scheduler_options(function: F) -> F:
                 default="own",
                 show_default=True,
                 help=(
-                    "Exit with the command's own status, or with one that shows the cause: 90 out "
-                    "of memory, 91 other processes hold the GPU memory, 92 hung."
+                    "Exit with the command's own status, or with one for the cause: 90 out of "
+                    "memory, 91 GPU memory in use by others, 92 hung."
                 ),
                 group=SCHEDULERS,
             ),
