@@ -24,6 +24,7 @@ from oomguard.core.installation import optional_commands
 
 # The status of a program that SIGPIPE ends (grep, git, cat). --exit-code never gives it.
 GONE_STATUS: Final = 141
+# A pipeline must not take a cut file for a whole one, so this is not 0.
 FULL_STATUS: Final = 2
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -48,6 +49,7 @@ def separate_lost_output() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # An error of a named file is about that file, not about our output.
         if error.filename is None and error.errno in {errno.EPIPE, *_FULL}:
             raise OutputLostError(error.errno) from error
         raise
@@ -102,7 +104,7 @@ _COMMANDS: Final = {
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "contribute": (
         "oomguard.cli.contribute",
-        "Write the figures of a start as an anonymous record to contribute.",
+        "Write the figures of an engine start as an anonymous record to share.",
     ),
 }
 # Commands of the first section of the help page; all others are in the second.
@@ -156,8 +158,11 @@ class _LazyGroup(Group):
         """Write the commands, the main ones first, then the few options of the group."""
         for title, is_main in (("Main commands", True), ("More commands", False)):
             with formatter.section(title):
-                rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
-                formatter.write_dl([row for row in rows if (row[0] in _MAIN) is is_main])
+                rows = []
+                for name, (_, text) in _COMMANDS.items():
+                    if (name in _MAIN) is is_main:
+                        rows.append((name, text))
+                formatter.write_dl(rows)
         click.Command.format_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -218,6 +223,7 @@ def run_group(words: list[str]) -> Any:
     except OutputLostError as error:
         return _report_lost(error)
     except click.exceptions.Abort:
+        # Ctrl-C at a question: 128 + SIGINT, as a shell reports it.
         return 130
     except click.BadParameter as error:
         source = source_of(_long_name(error.param), words)
@@ -277,5 +283,6 @@ def show_error(error: OomguardError) -> None:
     with contextlib.suppress(OSError, AttributeError):
         click.echo(drawn(f"oomguard: {error}"), err=True)
         if hint:
-            with homes_kept():  # the hint may be a command to paste
+            # The hint may be a command to paste.
+            with homes_kept():
                 click.echo(drawn(f"  {hint}"), err=True)

@@ -15,6 +15,7 @@ from oomguard.supervisor.tree import die_with_parent, set_name
 
 # Limit of the process's own memory. Reading a long log takes far less.
 _MOST_BYTES: Final = 4 << 30
+# The supervisor alone decides what a signal means; the analyst ends with it.
 _IGNORED: Final = (
     *STOPS,
     signal.SIGTSTP,
@@ -46,6 +47,7 @@ def main(fd: int) -> None:
             import traceback
 
             traceback.print_exc()
+        # The supervisor may be gone, and then the message has no receiver.
         with contextlib.suppress(BaseException):
             link.say("broken", reason=f"{type(error).__name__}: {error}")
     finally:
@@ -61,11 +63,13 @@ def _prepare() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     set_name("oomguard-analys")
     die_with_parent(os.getppid())
+    # Without a limit the process still works, so no failure matters here.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        least = min(limit for limit in (soft, hard, _MOST_BYTES) if limit != resource.RLIM_INFINITY)
+        # RLIM_INFINITY is -1, so it would win a plain min().
+        least = min({soft, hard, _MOST_BYTES} - {resource.RLIM_INFINITY})
         resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
 
 

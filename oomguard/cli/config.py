@@ -34,6 +34,7 @@ _ALLOWED: Final = (
     str(Effect.REDUCES_CAPACITY),
     str(Effect.CHANGES_OUTPUTS),
 )
+# About 31 years. Python's locks reject times that are much longer.
 _LONGEST_S: Final = 10**9
 # Times that may be shortened, each with its default.
 _RESTRICTIONS_TIMES: Final = {"deadline": math.inf, "wait": 0.0}
@@ -46,8 +47,10 @@ _LOOKS: Final = {
     "color": ("auto", "always", "never"),
     "log_format": ("console", "json"),
 }
+# A stranger's file must not fill the memory or the screen.
 _MAX_ENTRIES: Final = 256
-_MAX_CHARS: Final = 100  # limit of a name or value that is compared with known ones, or shown
+# Limit of a name or value that is compared with known ones, or shown.
+_MAX_CHARS: Final = 100
 
 
 class Restrictions:
@@ -275,6 +278,7 @@ OPTIONS: Final = (
     "rendezvous",
     "rank_timeout",
 )
+# These options take a list, and a single value counts as a list of one.
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 
 
@@ -324,7 +328,9 @@ _TABLE: Final = "[tool.oomguard]"
 # Limits for a stranger's file. tomllib needs time and memory that grow with the square of the
 # number of dots in a key.
 _MAX_BYTES: Final = 256 * 1024
+# Each dot of a key nests one more table, and the stack is limited.
 _MAX_DOTS_A_LINE: Final = 200
+# More lines would hide the command's own output.
 _MAX_REPORTED: Final = 10
 
 
@@ -369,7 +375,7 @@ def read_configuration(start: Path | None = None) -> Configuration:
     else:
         options = {}
     options |= project.taken if project else {}
-    files = tuple(file for file in (own, project) if file)
+    files = tuple(filter(None, (own, project)))
     return Configuration(
         {_PARAMETERS.get(name, name): value for name, value in options.items()}, files
     )
@@ -417,10 +423,12 @@ def _own_options() -> OptionsFile | None:
     path = own_file()
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8")
-        import tomllib  # most users have no such file
+        # Most users have no such file.
+        import tomllib
 
         table = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
+        # Most users have no such file.
         return None
     except OSError as error:
         if not os.access(
@@ -452,7 +460,8 @@ def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile 
     except OSError:  # the working directory no longer exists
         return None
     try:
-        for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
+        for parent in (folder, *folder.parents):
+            path = parent / "pyproject.toml"
             place = str(path)
             table = _table(path)
             if table is not None:
@@ -477,7 +486,8 @@ def _table(path: Path) -> Any:
     try:
         if not path.exists():
             return None
-        if not path.is_file():  # opening a pipe would wait for a writer
+        # Opening a pipe would wait for a writer.
+        if not path.is_file():
             raise ValueError("it is not a regular file")
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -503,7 +513,7 @@ def _value(name: str, value: Any, path: Path) -> Any:
         if isinstance(value, dict):
             entries = [f"{key}={entry}" for key, entry in value.items()]
         elif isinstance(value, list):
-            entries = [str(entry) for entry in value]
+            entries = list(map(str, value))
         else:
             entries = [str(value)]
         check = _CHECKS.get(name, str)

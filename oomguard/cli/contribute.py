@@ -35,11 +35,12 @@ from oomguard.core.errors import UsageError
 def command(log: str, model: str | None, output: str | None) -> int:
     """Write the figures of a vLLM start as one line of JSON, without names, paths and hosts.
 
-    LOG is a start-up log at logging level INFO. The record contains the version, the GPU's size,
-    the model's numbers, vLLM's flags and the printed figures. The constants of plans are fitted to
-    such records. oomguard sends nothing: read the record, and contribute it if you like.
+    LOG is a start-up log at logging level INFO. The record contains the version of vLLM, the size
+    of the GPU, the numbers of the model's configuration, vLLM's flags and the printed figures. The
+    constants of oomguard's plans are fitted to such records. oomguard sends nothing: read the
+    record first, and share it if you like.
 
-    Exit status: 0 after success, 2 after a usage error, or if the log has no figures or names
+    Exit status: 0 after success. 2 after a usage error, or if the log has no figures or names
     another model.
     """
     from oomguard.planning.contribution import contribution
@@ -50,6 +51,7 @@ def command(log: str, model: str | None, output: str | None) -> int:
         click.echo(line)
         return 0
     try:
+        # Append, because one file collects the records of several starts.
         with Path(output).open("a", encoding="utf-8") as stream:
             stream.write(f"{line}\n")
     except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -90,7 +90,8 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
         except OSError as error:
             if not to_file:
                 raise
-            _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page is useless
+            # Half a page is useless.
+            _cut_back(str(output), 0 if form == "html" else whole_bytes)
             reason = error.strerror or error
             raise UsageError(
                 f"--output {printable_path(str(output))}: {reason}",
@@ -107,6 +108,7 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
 
 def _cut_back(output: str, size_bytes: int) -> None:
     """Cut a file back to its complete texts; remove the file if there are none."""
+    # The disk is full, so removing the file may fail too; the first error is the one to show.
     with contextlib.suppress(OSError):
         if stat.S_ISREG(Path(output).stat().st_mode):
             os.truncate(output, size_bytes) if size_bytes else Path(output).unlink()
@@ -135,6 +137,7 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
         ) from None
 
 
+# Only a diagnosis has an HTML page.
 _FORMS: Final = (*FORMS, "html")
 _FORM_BY_SUFFIX: Final = {
     ".json": "json",
@@ -303,12 +306,12 @@ def command(
     """Explain why memory ran out: each failure with its numbers, its cause and what to do.
 
     PATH is a log, a memory snapshot of torch, a folder, a pattern, an s3:// or gs:// address, or -
-    for standard input. oomguard reads all files in a folder and the logs in its sub-folders, also
-    compressed ones.
+    for standard input. In a folder, oomguard reads all files, and the logs in sub-folders. Any of
+    them may be compressed.
 
-    Exit status: 0 after success. 1 with --exit-code if an input shows an out-of-memory failure. 2
-    after a usage error, an unreadable or damaged input, or a full disk. All other inputs are read
-    first.
+    Exit status: 0 after success, or with --exit-code 1 if an input shows an out-of-memory failure.
+    2 after a usage error, an unreadable or damaged input, or a full disk. oomguard skips an input
+    that it cannot read, and reads all others.
     """
     from oomguard.cli.inputs import RenderOptions
 
@@ -352,8 +355,7 @@ def command(
             masked=not no_mask,
             quiet=quiet,
             verbose=verbose,
-            in_folders=frozenset(one.path for one in inputs if not one.is_named)
-            - {one.path for one in inputs if one.is_named},
+            in_folders=_paths(inputs, is_named=False) - _paths(inputs, is_named=True),
             summary=summary,
         )
         if follow:
@@ -375,6 +377,15 @@ def command(
     if exit_code and found:
         return 1
     return 0
+
+
+def _paths(inputs: Iterable[Input], *, is_named: bool) -> frozenset[str]:
+    """Return the paths that the user named, or those that oomguard found in folders."""
+    paths = set()
+    for one in inputs:
+        if one.is_named is is_named:
+            paths.add(one.path)
+    return frozenset(paths)
 
 
 def _form_of(output: str | None) -> str:
@@ -442,7 +453,11 @@ def _expand(
         click.echo(f"oomguard: {led} already read under another name", err=True)
     listed = len(found)
     if since is not None:
-        found = [one for one in found if one.modified_at is None or one.modified_at >= since]
+        recent = []
+        for one in found:
+            if one.modified_at is None or one.modified_at >= since:
+                recent.append(one)
+        found = recent
     left_out = listed - len(found)
     if left_out and not quiet:
         if left_out == 1:
@@ -464,7 +479,8 @@ def _follow(path: str, work: RenderOptions, write: Callable[[str], None]) -> boo
             click.echo(f"oomguard: {text}", err=True)
 
     found = False
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end of --follow
+    # Ctrl-C is the normal end of --follow.
+    with contextlib.suppress(KeyboardInterrupt):
         for oom in follow_input(path, InputRenderer(work), write, write_line):
             found = found or oom
     return found
@@ -534,7 +550,8 @@ def _events(path: str) -> Iterator[Event]:
             yield from follow_stream(pipe)
         return
     if not stat.S_ISREG(mode):
-        open_log(path).close()  # this reports why it is not a log
+        # This reports why it is not a log.
+        open_log(path).close()
     yield from follow(path)
 
 
@@ -588,7 +605,8 @@ class _Reading:
             data = b""
         if self._splitter is not None:
             self._push(data)
-            if not self._wide:  # half of a two-byte character must wait for its other half
+            # Half of a two-byte character must wait for its other half.
+            if not self._wide:
                 self._push(b"", final=True)
 
     def new(self, *, is_quiet: bool) -> Diagnosis:
@@ -598,17 +616,14 @@ class _Reading:
         follow.
         """
         diagnosis = self._scanner.diagnosis(self._path, given=self._renderer.settings)
-        new = [
-            incident
-            for incident in diagnosis.incidents
-            if _identity(incident) not in self._reported
-        ]
-        new = [
-            incident
-            for incident in new
-            if incident.certainty_ratio is None or (is_quiet and self._is_another(incident))
-        ]
-        self._reported |= {_identity(incident) for incident in new}
+        new = []
+        for incident in diagnosis.incidents:
+            if _identity(incident) in self._reported:
+                continue
+            is_recognized = incident.certainty_ratio is None
+            if is_recognized or (is_quiet and self._is_another(incident)):
+                new.append(incident)
+        self._reported.update(map(_identity, new))
         self._reported_lines += [incident.location.line or 0 for incident in new]
         return replace(diagnosis, incidents=tuple(new))
 

@@ -84,15 +84,16 @@ def command(
     OLD is the log of a start that worked, and NEW the log of a start that failed. One of them may
     be - for standard input. Both may be compressed.
 
-    With --upgrade OLD and NEW are versions of vLLM, and MODEL and its options are those of plan:
-    the table shows what the versions' defaults and accounting change for this model.
+    With --upgrade, OLD and NEW are versions of vLLM, and MODEL takes the options of oomguard plan.
+    The table then shows how the two versions' defaults and memory accounting differ for this model.
 
-    Exit status: 0 after success, 1 with --exit-code if anything differs, 2 after a usage error or
-    if an input is unreadable or contains no engine start.
+    Exit status: 0 after success, or with --exit-code 1 if anything differs. 2 after a usage error,
+    or if an input is unreadable or contains no engine start.
     """
     if upgrade:
         return _compare_versions(old, new, start, form, color, exit_code=exit_code)
     if start:
+        # click would otherwise take an unknown option for a start.
         if start[0].startswith("-"):
             raise click.NoSuchOption(start[0], ctx=ctx)
         raise click.UsageError(f"Got unexpected extra argument ({start[0]})", ctx=ctx)
@@ -144,10 +145,9 @@ def _compare_versions(
             "--upgrade compares two plans of vLLM",
             hint="leave out --engine, --sweep, --solve and --ask-engine",
         )
-    requests = [
-        plan.start_request(context, **{**options, "engine_version": version})
-        for version in (old, new)
-    ]
+    requests = []
+    for version in (old, new):
+        requests.append(plan.start_request(context, **{**options, "engine_version": version}))
     upgrade = plan_upgrade(*requests)
     if form == "json":
         click.echo(json_line(upgrade_record(upgrade)))

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from oomguard.probe.nvml import Device
 
 
+# Another process may write the journal just now. A check does not wait longer for it.
 _BUSY_S: Final = 2.0
 
 
@@ -102,6 +103,7 @@ def _counted(place: Location, hint: str) -> Check:
             "journal", "problem", f"oomguard cannot read the journal {place}: {why}", newer or hint
         )
     except ImportError as error:
+        # The shared journal needs a driver that is an extra.
         return Check(
             "journal", "problem", f"oomguard cannot read the journal {place}: {error}", hint
         )
@@ -113,7 +115,7 @@ def rules_check(folders: Iterable[str]) -> Check:
     from oomguard.rules.rule_files import load_rules
 
     try:
-        found = load_rules([Path(folder) for folder in folders], check=True)
+        found = load_rules(list(map(Path, folders)), check=True)
     except UsageError as error:
         return Check("rules", "problem", f"{error}", error.hint or "oomguard rules check")
     return Check(
@@ -135,6 +137,7 @@ def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name) or _UNKNOWN_VERSION
     except metadata.PackageNotFoundError:
+        # An engine that is not installed is no problem.
         return None
     except Exception:  # noqa: BLE001
         # metadata of a broken installation can raise any exception
@@ -173,9 +176,13 @@ def _oldest_versions() -> dict[str, str]:
     from packaging.requirements import InvalidRequirement, Requirement
 
     oldest: dict[str, str] = {}
+    # Without metadata, as in a checkout on PYTHONPATH, no version is known to be too old.
     with contextlib.suppress(metadata.PackageNotFoundError, InvalidRequirement):
         for row in map(Requirement, metadata.requires("oomguard") or ()):
-            for bound in (spec.version for spec in row.specifier if spec.operator == ">="):
+            for spec in row.specifier:
+                if spec.operator != ">=":
+                    continue
+                bound = spec.version
                 oldest[row.name] = bound
     return oldest
 
@@ -186,7 +193,8 @@ def _at_least(version: str, oldest: str) -> bool:
     try:
         return Version(version) >= Version(oldest)
     except InvalidVersion:
-        return True  # a custom build; nothing is known against it
+        # A custom build; nothing is known against it.
+        return True
 
 
 def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -> Check:
@@ -246,7 +254,10 @@ def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterat
         known: the variables that an option of a command reads.
     """
     read = known | OWN_VARIABLES
-    names = sorted(name for name in environ if name.startswith("OOMGUARD_"))
+    names = []
+    for name in sorted(environ):
+        if name.startswith("OOMGUARD_"):
+            names.append(name)
     for name in names:
         text = f"{name}={environ[name]}"
         if name not in read:
@@ -377,11 +388,10 @@ def known_variables(ctx: click.Context) -> frozenset[str]:
             variable = parameter.envvar
             names |= {variable} if isinstance(variable, str) else set(variable or ())
         if isinstance(entry, click.Group):
-            queue += [
-                child
-                for name in entry.list_commands(ctx)
-                if (child := entry.get_command(ctx, name))
-            ]
+            for name in entry.list_commands(ctx):
+                child = entry.get_command(ctx, name)
+                if child is not None:
+                    queue.append(child)
     return frozenset(names)
 
 
@@ -389,6 +399,7 @@ def known_variables(ctx: click.Context) -> frozenset[str]:
 
 
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "unknown": "yellow", "problem": "bold red"}
+# The longest mark, "problem", and two spaces.
 _MARK_COLUMNS: Final = 9
 
 
@@ -403,7 +414,7 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
     """Print one line for each check, its advice, and the counts, with secrets masked."""
     from rich.text import Text
 
-    shown = [_fit(check) for check in checks]
+    shown = list(map(_fit, checks))
     for check in shown:
         line = Text(f"{check.status:<{_MARK_COLUMNS}}", style=_STYLES[check.status]).append(
             check.text, style="not bold"
@@ -414,7 +425,8 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
                 check.advice, style="not dim cyan"
             )
             console.print(_writable(console, advice), soft_wrap=True)
-    counts = ", ".join(f"{sum(c.status == name for c in shown)} {name}" for name in _STYLES)
+    statuses = [check.status for check in shown]
+    counts = ", ".join(f"{statuses.count(name)} {name}" for name in _STYLES)
     console.print(f"{len(shown)} checks: {counts}", markup=False, highlight=False)
 
 

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from oomguard.rules.rule_files import RuleSet
 
 _CODE: Final = re.compile(r"[A-Za-z]+[ -]?\d+")
+# Longer lines are hard to read.
 _MAX_COLUMNS: Final = 100
+# A pasted traceback would push the hint off the screen.
 _MOST_QUOTED_CHARS: Final = 60
+# More names are a list to read, not a suggestion.
 _MOST_NEAR: Final = 3
 
 
@@ -66,12 +69,14 @@ def _page(text: str, rules: RuleSet) -> str:
 
     name = text.lower().replace("-", "_").replace(" ", "_")
     by_code = {rule.code.lower(): rule for rule in rules.rules}
+    # Codes come first: they are the shortest and cannot be part of a message.
     if name in by_code:
         return _rule_page(by_code[name], rules)
     if name in KINDS and name != "other":
         return kind_text(name, rules.rules)
-    if any(rule.cause == name for rule in rules.rules):
+    if name in {rule.cause for rule in rules.rules}:
         return cause_text(name, rules.rules)
+    # A misspelt code is no error message, so the search for messages would mislead.
     if _CODE.fullmatch(text):
         raise UsageError(f"no rule has the code {text!r}", hint=_near(text, rules))
 
@@ -131,9 +136,9 @@ def _near(text: str, rules: RuleSet) -> str:
 
     from oomguard.core.incident import KINDS
 
-    names = [rule.code for rule in rules.rules]
-    names += [*KINDS, *dict.fromkeys(rule.cause for rule in rules.rules)]
-    by_lower = {name.lower(): name for name in names}
+    codes = [rule.code for rule in rules.rules]
+    causes = [rule.cause for rule in rules.rules]
+    by_lower = {name.lower(): name for name in (*codes, *KINDS, *causes)}
     key = text.lower().replace(" ", "_")
     near = difflib.get_close_matches(key, list(by_lower), n=_MOST_NEAR)
     if near:

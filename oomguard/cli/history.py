@@ -59,7 +59,7 @@ def forget_learned(
         sessions = None
     else:
         sessions = tuple(run.session for run in runs)
-    lines = [words for run in runs if (words := learned_words(run)) is not None]
+    lines = list(filter(None, map(learned_words, runs)))
     for engine in launchers():
         lines += engine.measured(sessions, model)
     if not lines:
@@ -89,14 +89,18 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
     if number is not None and not runs:
         raise UsageError(f"there is no run {number}", hint="oomguard history lists the runs")
     if model is not None:
-        known = sorted({run.model for run in runs if run.model})
+        known = sorted(filter(None, {run.model for run in runs}))
         runs = [run for run in runs if run.model == model]
         if not runs and known:
             click.echo(
                 drawn(f"no run of {model} is recorded; recorded models: {', '.join(known)}"),
                 err=True,
             )
-    return [run for run in runs if not run.is_forgotten]
+    remembered = []
+    for run in runs:
+        if not run.is_forgotten:
+            remembered.append(run)
+    return remembered
 
 
 def _is_agreed(count: int) -> bool:
@@ -193,7 +197,7 @@ def deliver_waiting(place: Location | None) -> int:
         f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}"
     )
     if delivered.writing:
-        click.echo(f"left to runs that still write: {delivered.writing}")
+        click.echo(f"not delivered yet, because their runs still write: {delivered.writing}")
     for path, why in (delivered.left or {}).items():
         click.echo(f"oomguard: not delivered: {path}: {why}", err=True)
     if delivered.left:
@@ -251,6 +255,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+# As many as fit on a screen with their failures.
 _DEFAULT_LIMIT: Final = 20
 LEARNED: Final = "Learned settings"
 # Mode -> the options that select it, and the options that it uses. The first mode with a given
@@ -435,13 +440,11 @@ def _refuse_together(ctx: click.Context) -> None:
     for mode, (is_of, heeded) in _MODES.items():
         if not any(_is_given(ctx, name) for name in is_of):
             continue
-        others = (
-            param.opts[0]
-            for param in ctx.command.params
-            if _is_given(ctx, param.name or "") and param.name not in heeded
-        )
-        if other := next(others, None):
-            raise UsageError(f"{other} does not go with {mode}", hint="oomguard history --help")
+        for param in ctx.command.params:
+            if _is_given(ctx, param.name or "") and param.name not in heeded:
+                raise UsageError(
+                    f"{param.opts[0]} does not work with {mode}", hint="oomguard history --help"
+                )
         return
 
 
@@ -509,7 +512,8 @@ def _print_original(path: Location | None, number: int | None) -> int:
         )
     line, notes = to_paste(_run(path, number))
     click.echo(line)
-    for note in notes:  # standard output contains only the command
+    # Standard output contains only the command.
+    for note in notes:
         click.echo(f"oomguard: {note}", err=True)
     return 0
 

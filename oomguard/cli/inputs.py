@@ -138,11 +138,12 @@ class InputRenderer:
         self.policy = read_policy(work.allow, work.pinned, work.floors)
         self.rules = read_rules(work.rules)
         self.facts = device_fact(work.gpu_memory)
-        self.settings = user_settings(dict(parse_assignment(text) for text in work.given))
+        self.settings = user_settings(dict(map(parse_assignment, work.given)))
         if work.model is not None:
             from oomguard.estimate.model.files import find_model
 
-            find_model(work.model)  # raises now, not once for every log
+            # Raises now, not once for every log.
+            find_model(work.model)
 
     def diagnose(
         self,
@@ -333,10 +334,12 @@ class OnePage:
 
 # The most finished results that wait for an earlier input.
 AHEAD: Final = 256
+# A bar that is drawn more often slows a fast disk down.
 PROGRESS_S: Final = 0.1
 # Starting a worker takes as long as reading this many bytes of plain text. Compressed bytes are
 # more work.
 START_BYTES: Final = 64 << 20
+# A compressed byte becomes several bytes of text, and a slow format costs most.
 _WORK_PER_BYTE: Final = {".zst": 8, ".gz": 24, ".xz": 48, ".bz2": 96}
 
 
@@ -383,7 +386,7 @@ def in_parallel(
         own: reads an input that only this process can read, such as standard input.
         on_read: receives the number of bytes read; None for no progress.
     """
-    portable = [is_portable(path) for path in paths]
+    portable = list(map(is_portable, paths))
     to_do = deque(i for i in range(len(paths)) if portable[i])
     done: dict[int, RenderedInput] = {}
     pool = _Pool(work, min(jobs, len(to_do)), on_read)
@@ -431,7 +434,8 @@ class _Pool:
             try:
                 worker.pipe.send(path)
             except OSError:
-                if idle:  # the worker died while it was idle, so another one takes the input
+                # The worker died while it was idle, so another one takes the input.
+                if idle:
                     self._reap(worker)
                     continue
             worker.index = index
@@ -449,6 +453,8 @@ class _Pool:
             try:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
+                # The worker died, for example because the kernel killed it. Its input gets a
+                # message, and the others continue.
                 self._busy.remove(worker)
                 yield (
                     worker.index,
@@ -554,6 +560,7 @@ def main() -> None:
         pipe.send(outcome)
 
 
+# Smaller inputs are read before a bar would be useful.
 BIG_BYTES: Final = 64 << 20
 # Removing and redrawing the bar costs a millisecond, too much for each of thousands of lines.
 PRINT_S: Final = 0.1
@@ -659,7 +666,9 @@ class ReadingProgress:
 
 # Limits of a batch. Each CPU gets several batches, so that all CPUs end at about the same time.
 BATCH_BYTES: Final = 24 << 20
+# The overhead of a task on the cluster then stays small for small files.
 BATCH_INPUTS: Final = 128
+# Several batches for each CPU even out inputs of different cost.
 _BATCHES_PER_CPU: Final = 8
 
 
@@ -694,7 +703,10 @@ def on_cluster(
 
     with cluster() as ray:
         at_once = jobs or cpus(ray)
-        away = [one for one in inputs if one.size_bytes is not None]
+        away = []
+        for one in inputs:
+            if one.size_bytes is not None:
+                away.append(one)
         batches = _batches(away, at_once)
         common = _Common(work._replace(in_folders=frozenset()), _folder(), __version__)
         try:
@@ -728,13 +740,17 @@ def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | 
                 "clone"
             ),
         )
-    with contextlib.suppress(OSError):  # without the folder, no relative path is found either
+    # Without the folder, no relative path is found either.
+    with contextlib.suppress(OSError):
         os.chdir(common.folder)
     renderer = _renderer(common.work)
-    return [
-        renderer.diagnose(one.path, is_named=one.is_named) if _is_the_same(one) else None
-        for one in batch
-    ]
+    outcomes: list[RenderedInput | None] = []
+    for one in batch:
+        if _is_the_same(one):
+            outcomes.append(renderer.diagnose(one.path, is_named=one.is_named))
+        else:
+            outcomes.append(None)
+    return outcomes
 
 
 @functools.lru_cache(maxsize=1)
@@ -845,7 +861,10 @@ def reading(
     """
     renderer = InputRenderer(work)
     names = [one.path for one in inputs]
-    sizes = {one.path: one.size_bytes for one in inputs if one.size_bytes is not None}
+    sizes = {}
+    for one in inputs:
+        if one.size_bytes is not None:
+            sizes[one.path] = one.size_bytes
     with ReadingProgress(len(inputs), sum(sizes.get(name, 0) for name in names), write) as progress:
         if progress.shown:
             on_read = progress.read

@@ -75,7 +75,7 @@ class Option(click.Option):
 class GroupedCommand(click.Command):
     """A command whose help page shows options in groups, then an example.
 
-        @click.command("plan", cls=Command, common=("sweep",), example="oomguard plan m --sweep …")
+        @click.command("plan", cls=GroupedCommand, common=("sweep",), example="oomguard plan")
 
     Args:
         common: the parameters that matter first, in the order of the page.
@@ -99,6 +99,7 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace old spellings, with one warning each, then parse."""
         words = []
+        # Scripts of users still contain old names.
         for word in args:
             name, joined, value = word.partition("=")
             if name in self.renamed:
@@ -109,17 +110,22 @@ class GroupedCommand(click.Command):
         try:
             return super().parse_args(ctx, words)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click's parser does not know the command
+            # click's parser does not know the command.
+            error.ctx = error.ctx or ctx
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups."""
         sections: dict[str, list[tuple[str, str]]] = {COMMON: []}
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        options = []
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option):
+                options.append(param)
         for option in sorted(options, key=self._rank):
             record = option.get_help_record(ctx)
             if record is not None:
                 sections.setdefault(self._group_of(option), []).append(record)
+        # Rare options come last, in this order.
         for title in (ADVANCED, OUTPUT):
             sections[title] = sections.pop(title, [])
         for title, rows in sections.items():
@@ -144,7 +150,7 @@ class GroupedCommand(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands that suggests the nearest name for a misspelt one."""
+    """A group of commands that suggests the nearest name for a misspelled one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -154,6 +160,7 @@ class Group(click.Group):
         Raises:
             UsageError: no command has this name.
         """
+        # click's own message suggests nothing. A shell that completes a name must get no error.
         unknown = args[0] not in self.list_commands(ctx)
         if unknown and not ctx.resilient_parsing and not args[0].startswith("-"):
             if ctx.parent is None:
@@ -170,6 +177,7 @@ class Group(click.Group):
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=_SIMILAR)
         if near:
             return f"did you mean: {shlex.join([*ctx.command_path.split(), near[0], *args[1:]])}"
+        # `oomguard error.log` and `oomguard vllm serve` are easy mistakes.
         if ctx.parent is None and Path(args[0]).exists():
             return f"to read it: oomguard diagnose {shlex.quote(args[0])}"
         if ctx.parent is None and (len(args) > 1 or shutil.which(args[0]) is not None):
@@ -202,6 +210,7 @@ def as_usage_error(error: click.ClickException) -> UsageError:
         hint = f"for example: {example}"
     else:
         hint = f"{ctx.command_path} --help lists the options"
+    # click's errors differ in what they know: the option, the parameter, or only a sentence.
     if isinstance(error, click.NoSuchOption):
         return _of_unknown_option(error, ctx)
     if isinstance(error, click.BadOptionUsage):
@@ -233,13 +242,13 @@ def _of_unknown_option(error: click.NoSuchOption, ctx: click.Context) -> UsageEr
         message = f"there is no option {error.option_name}"
     else:
         message = f"{_short(ctx)} has no option {error.option_name}"
-    shown = [
-        name
-        for param in ctx.command.get_params(ctx)
-        if isinstance(param, click.Option) and not param.hidden
-        for name in (*param.opts, *param.secondary_opts)
-        if name.startswith("--")
-    ]
+    shown = []
+    for param in ctx.command.get_params(ctx):
+        if not isinstance(param, click.Option) or param.hidden:
+            continue
+        for name in (*param.opts, *param.secondary_opts):
+            if name.startswith("--"):
+                shown.append(name)
     near = difflib.get_close_matches(error.option_name, shown, n=1, cutoff=_SIMILAR)
     near = near or list(error.possibilities or ())
     if near:
@@ -257,6 +266,7 @@ def _option_named(ctx: click.Context, name: str) -> click.Parameter | None:
 def _name_of(param: click.Parameter) -> str:
     """Return the name of an option or an argument."""
     if isinstance(param, click.Option):
+        # The long name explains itself.
         return max(param.opts, key=len)
     return (param.metavar or param.human_readable_name).strip("[]")
 
@@ -266,6 +276,7 @@ def _example_of(param: click.Parameter | None, otherwise: str) -> str:
     if not isinstance(param, click.Option):
         return otherwise
     value = getattr(param, "example", None)
+    # A choice and a number have an obvious example, so their options need not name one.
     if value is None and isinstance(param.type, click.Choice):
         value = str(param.type.choices[0])
     if value is None and isinstance(param.type, (click.IntRange, click.FloatRange)):
@@ -287,6 +298,7 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PARTS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
 _PART: Final = re.compile(r"([0-9.]+)([smhdw])")
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,3})?|\.[0-9]+")
+# About 31 years. Python's locks reject times that are much longer.
 _LONGEST_S: Final = 10**9
 
 
@@ -466,13 +478,15 @@ class CommandAfterDashes(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read our own options, and remember how the user wrote them."""
-        if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
+        # A shell completes a word of an unfinished line.
+        if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         has_dashes = "--" in args
         if has_dashes:
             own = args[: args.index("--")]
         else:
             own = args
+        # Help needs no command.
         if not {"-h", "--help"} & set(own):
             first = _first_other_word(self, ctx, own)
             if first is not None:
@@ -528,7 +542,7 @@ def words_before_dashes() -> tuple[str, ...]:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-EFFECTS = click.Choice([str(effect) for effect in Effect])
+EFFECTS = click.Choice(list(map(str, Effect)))
 
 
 def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
@@ -639,6 +653,7 @@ def output_options(function: F) -> F:
 
 
 _OLD_FORMS: Final = {"markdown": "md", "table": "terminal"}
+# The first form is the default.
 FORMS: Final = ("terminal", "json", "md")
 
 
@@ -684,7 +699,7 @@ def read_policy(
     Raises:
         SettingError: if a setting is unknown.
     """
-    return make_policy(allow, pinned, dict(parse_assignment(text) for text in floors), **limits)
+    return make_policy(allow, pinned, dict(map(parse_assignment, floors)), **limits)
 
 
 def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
@@ -699,7 +714,7 @@ def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
     """
     from oomguard.rules.rule_files import load_rules
 
-    return load_rules([Path(folder) for folder in folders], check=check)
+    return load_rules(list(map(Path, folders)), check=check)
 
 
 def report_configuration(
@@ -780,6 +795,7 @@ class Count(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
+            # click's own message does not name the limits.
             pass
         if self.max is None:
             rule = f"of at least {self.min}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oomguard.rules.signature import Signature
 
 _INDEX: Final = "README.md"
+# Longer lines are hard to read.
 _MAX_COLUMNS: Final = 100
 # A page has a few kilobytes. A larger file was not written by this command.
 _MAX_PAGE_BYTES: Final = 1 << 20
@@ -73,23 +74,22 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
     vllm/kv_cache_none_left, or a kind.
     """
     rule_set = _read(rules)
-    pages = [
-        _rule_page(rule, rule_set)
-        for rule in rule_set.rules
-        if name.lower() in {rule.code.lower(), rule.cause}
-    ]
-    pages = pages or [
-        _signature_page(s)
-        for s in rule_set.signatures
-        if name in {s.name, Path(s.path).stem, s.kind}
-    ]
+    pages = []
+    for rule in rule_set.rules:
+        if name.lower() in {rule.code.lower(), rule.cause}:
+            pages.append(_rule_page(rule, rule_set))
+    if not pages:
+        for signature in rule_set.signatures:
+            if name in {signature.name, Path(signature.path).stem, signature.kind}:
+                pages.append(_signature_page(signature))
     if not pages:
         from oomguard.rules.syntax import suggestion
 
-        known = [rule.code for rule in rule_set.rules] + [rule.cause for rule in rule_set.rules]
-        known += [s.name for s in rule_set.signatures] + [
-            Path(s.path).stem for s in rule_set.signatures
-        ]
+        known = []
+        for rule in rule_set.rules:
+            known += [rule.code, rule.cause]
+        for signature in rule_set.signatures:
+            known += [signature.name, Path(signature.path).stem]
         hint = suggestion(name.upper(), tuple(known)) or suggestion(
             name, tuple(dict.fromkeys(known))
         )
@@ -130,16 +130,21 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
     root = Path(folder)
     try:
         there = _written_pages(root)
-        differing = sorted(
-            name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)
-        )
+        differing = []
+        for name in sorted(wanted.keys() | there.keys()):
+            if wanted.get(name) != there.get(name):
+                differing.append(name)
         if check:
             for name in differing:
                 click.echo(f"{root / name} is not up to date")
             if differing:
                 return 1
             return 0
-        kept = [root / name for name in differing if name not in there and (root / name).exists()]
+        # A page that this command did not write is the user's own file.
+        kept = []
+        for name in differing:
+            if name not in there and (root / name).exists():
+                kept.append(root / name)
         if kept:
             hint = "name a folder that contains only rule pages"
             raise InputError(
@@ -248,8 +253,12 @@ def _signature_page(signature: Signature) -> str:
     from oomguard.report.explanation import signature_page
     from oomguard.rules.signature import group_fact
 
-    groups = [group for wording in signature.wordings for group in wording.pattern.groupindex]
-    facts = {group: fact for group in groups if (fact := group_fact(group))}
+    facts = {}
+    for wording in signature.wordings:
+        for group in wording.pattern.groupindex:
+            fact = group_fact(group)
+            if fact:
+                facts[group] = fact
     return signature_page(signature, file=_file(signature.path), group_facts=facts)
 
 
@@ -299,9 +308,8 @@ def test(rules: tuple[str, ...]) -> int:
     found = problems(rule_set)
     for text in found:
         _print_plain(text)
-    tests = sum(len(s.tests) for s in rule_set.signatures) + sum(
-        len(r.tests) for r in rule_set.rules
-    )
+    tests = sum(len(signature.tests) for signature in rule_set.signatures)
+    tests += sum(len(rule.tests) for rule in rule_set.rules)
     click.echo(
         f"{tests} tests in {len(rule_set.signatures)} signature files and {len(rule_set.rules)} "
         f"rules: {len(found)} problems"

@@ -274,12 +274,14 @@ class Errors:
 
     def write(self, text: str) -> int:
         """Write as much as possible; return the length of the text."""
+        # Standard error may be closed or have no reader. The command must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush as much as possible."""
+        # The same for what is still in the buffer.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.flush()
 
@@ -322,6 +324,7 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
         errors.flush()
 
     write_events(write, least)
+    # A thread's failure must not print a traceback between the command's lines.
     threading.excepthook = _log_failed_thread
 
 
@@ -343,6 +346,7 @@ def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
+    # The supervisor prints events too, so both share one form.
     from oomguard.supervisor.messages import event_line
 
     return event_line(event, fields)
@@ -429,19 +433,21 @@ class SnapshotRequest:
         folder = self._path.parent
         stem = self._path.stem
         suffix = self._path.suffix
+        # The folder may be gone after the run, and then there is no snapshot.
         with contextlib.suppress(OSError):
-            return [
-                file
-                for file in folder.iterdir()
-                if file.name.startswith(stem) and file.suffix == suffix
-            ]
+            files = []
+            for file in folder.iterdir():
+                if file.name.startswith(stem) and file.suffix == suffix:
+                    files.append(file)
+            return files
         return []
 
     def _files(self) -> set[tuple[str, int]]:
         """Return the names of these files with their modification times."""
         found = set()
         for file in self.files():
-            with contextlib.suppress(OSError):  # the file is gone
+            # The file is gone.
+            with contextlib.suppress(OSError):
                 found.add((file.name, file.stat().st_mtime_ns))
         return found
 
@@ -462,7 +468,8 @@ def changes_to_reuse(
     from oomguard.analyst.warm_start import known_changes
     from oomguard.journal.queries import open_journal
 
-    if isinstance(place, Path) and not place.exists():  # this run creates the journal
+    # This run creates the journal.
+    if isinstance(place, Path) and not place.exists():
         return known_changes(launch, policy, lambda: nullcontext(None))
     return known_changes(launch, policy, lambda: open_journal(place, busy_s=_BUSY_S))
 
@@ -512,7 +519,7 @@ JOURNAL_BUSY_S: Final = 1.0
     "--step-recovery/--no-step-recovery",
     default=True,
     show_default="--step-recovery",
-    help="Let a vLLM engine survive a step that runs out of memory; only the request fails.",
+    help="Keep a vLLM engine alive if one step runs out of memory; only its requests fail.",
     group=CHANGES,
 )
 @option(
@@ -565,7 +572,7 @@ JOURNAL_BUSY_S: Final = 1.0
     default="auto",
     show_default="auto: 2 GiB or 4% in a container, or if the GPU shares host memory",
     metavar="SIZE",
-    help="Stop the command before less host memory than SIZE is left (0 turns this off).",
+    help="Stop the command before the free host memory falls below SIZE (0 = never).",
     group=LIMITS,
     example="4GiB",
 )
@@ -587,7 +594,7 @@ JOURNAL_BUSY_S: Final = 1.0
     "--pty/--no-pty",
     default=True,
     show_default="--pty",
-    help="Give the command its own terminal if oomguard runs on one, or use pipes.",
+    help="Give the command a terminal of its own if oomguard runs on one; otherwise use pipes.",
 )
 @option(
     "--log-format",
@@ -632,9 +639,9 @@ def command(
     By default oomguard makes changes that keep outputs the same. It lowers capacity only for
     settings that you did not set. It never changes outputs unless you allow it.
 
-    Exit status: the command's own, or 128+n after signal n. It is 1 instead of 0 if the engine's
-    log says that the engine died, or if a full disk lost output. It is 125 if the command could
-    not start, and 126 or 127 as in a shell.
+    Exit status: the command's own, or 128+n after signal n. oomguard exits with 1 instead of 0 if
+    the engine's log says that the engine died, or if output was lost on a full disk. It exits with
+    125 if the command could not start, and with 126 or 127 as a shell does.
     """
     if not argv:
         raise UsageError("no command to run", hint="for example: oomguard run -- python script.py")
@@ -666,10 +673,13 @@ def command(
         host_reserve_bytes=None if host_reserve == "auto" else host_reserve,
         input_path=None if input_file is None else str(Path(input_file).absolute()),
     )
+    # A script under `oomguard run` may itself call `oomguard run`. Only the outer one changes
+    # anything.
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        link.options["host_reserve_bytes"] = 0  # the outer run watches
+        # The outer run watches.
+        link.options["host_reserve_bytes"] = 0
     choices = choices.check(is_inside=outer is not None)
     if outer is None:
         if max_relaunches is not None:
@@ -680,11 +690,13 @@ def command(
         attempts = 1
     limits = {"max_attempts": attempts, "max_per_hour": max_per_hour, "deadline_s": deadline}
     policy = read_policy(allow, pinned, floors, **limits)
+    # A mistake in a rule or in --report must not appear after hours of work.
     _check(rules, report)
 
     if not step_recovery:
         from oomguard.engines.vllm.plugin import STEP_RECOVERY
 
+        # The engine's process reads the variable, and the command inherits it.
         os.environ[STEP_RECOVERY] = "0"
     if snapshot is None:
         snapshot_request = None
@@ -695,12 +707,14 @@ def command(
         if not quiet:
             from oomguard.report.panel import print_diagnosis
 
+            # The later failures follow from the first one.
             shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
             print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
     launch = Launch(tuple(argv))
     support = choices.begin(RunSetup(launch, signals, grace, pinned, outer))
     start = _hung_start(link, rules, grace)
+    # Of several ranks only one reports, so the others log errors alone.
     configure_log(log_format, quiet=quiet or not (support.is_reporter or verbose), verbose=verbose)
     if support.is_reporter:
         opens = partial(_journal, journal)
@@ -727,15 +741,18 @@ def command(
         ),
         together=support.coordinator,
     )
+    # A run inside another one begins as the outer run decided.
     may_reuse = reuse and outer is None and support.may_reuse()
     known = changes_to_reuse(launch, policy, journal, reuse=may_reuse)
     supervision.begins_with = support.begins_with(policy) or known
     with support:
         with support.reporting_errors():
             outcome = run_attempts(supervision, link, ctx, metrics, is_inner=outer is not None)
+        # The status is chosen first, because the messages below contain it.
         outcome = support.classify(outcome)
         support.report_end(outcome)
-        if support.is_reporter:  # of several ranks one does, and the others end after it
+        # Of several ranks one does, and the others end after it.
+        if support.is_reporter:
             _report_everywhere(outcome, support, snapshot_request, report)
             _show_attempts(outcome, color, quiet=quiet)
             support.requeue(outcome)
@@ -779,6 +796,7 @@ def _report_everywhere(
 
 def _show_attempts(outcome: Outcome, color: str, *, quiet: bool) -> None:
     """Show the attempts of a run with several, and the reduced settings that remain."""
+    # The diagnosis alone says everything about a single attempt.
     if len(outcome.attempts) < 2:
         return
     from oomguard.core.presentable import drawn
@@ -803,6 +821,7 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
         return SharedJournal(place)
     from oomguard.journal.store import Journal
 
+    # Without HOME the default would be a file in the working directory.
     if place is None and not default_path().is_absolute():
         raise InputError(
             "oomguard found no home folder for the journal",

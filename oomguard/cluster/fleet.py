@@ -164,6 +164,7 @@ def time_of_object(line: str) -> float | None:
         else:
             record = None
     except (ValueError, RecursionError):
+        # Any log line may begin with a brace.
         return None
     if not isinstance(record, dict):
         return None
@@ -235,6 +236,7 @@ _LINE_BYTES: Final = 64 << 10
 # ray/_private/worker.py, print_to_stdstream, Ray 2.60: Ray's log monitor reads the job from this
 # text.
 _RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
+# The line is shorter than this, and the log may be large.
 _JOB_BYTES: Final = 80
 # The process of a line that srun labelled.
 _LABELLED: Final = re.compile(r"rank (\d+)(?:$|: )")
@@ -320,6 +322,7 @@ def modified_at(source: str) -> float | None:
             return Path(source).stat().st_mtime
         return None
     except (OSError, ValueError):
+        # The file may have been removed since it was read. Its failures then have no time.
         return None
 
 
@@ -444,6 +447,7 @@ def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
         return [], "", []
     start = max(0, byte - _BEFORE_BYTES)
     with (
+        # The time is optional, so a file that changed since is no error.
         contextlib.suppress(OSError, ValueError, InputError),
         contextlib.closing(_opened(source)) as stream,
     ):
@@ -483,6 +487,7 @@ _NEAREST: Final = (
     "raylet",
     "gcs_server",
 )
+# The kind and framework of a worker that Ray's memory monitor killed.
 _KILL: Final = ("host_oom", "ray")
 _DEAD: Final = "engine_dead"
 # The cause of a crash whose exception is in the log.
@@ -507,7 +512,8 @@ def merge_repeated(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]
             same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(
                 one
             )
-    again: dict[int, IncidentSummary] = {}  # point to the original, not to another repetition
+    # Point to the original, not to another repetition.
+    again: dict[int, IncidentSummary] = {}
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
@@ -539,7 +545,7 @@ def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     for one in together:
         if one.writer.pid is not None:
             by_pid[one.writer.pid] = one
-    sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
+    sessions = dict.fromkeys(filter(None, (one.writer.session for one in together)))
     for session in sessions:
         own = []
         others = []
@@ -558,7 +564,8 @@ def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
             pid = _pid(one)
             if one is not nearest and (not own or pid is None or pid in by_pid):
                 again[id(one)] = by_pid.get(pid, nearest)
-    for one in together:  # a driver's output in another folder names its workers
+    # A driver's output in another folder names its workers.
+    for one in together:
         if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
             again[id(one)] = first
     return again
@@ -632,6 +639,7 @@ def _distance(one: IncidentSummary) -> int:
     return len(_NEAREST)
 
 
+# A table cell names the worst processes; the JSON has all counts.
 _MOST_WRITERS: Final = 3
 
 
@@ -766,10 +774,12 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     times: list[float] = []
     writers: Counter[str] = Counter()
     refused: Counter[tuple[str, str]] = Counter()
+    kinds: Counter[str] = Counter()
     permitted: list[IncidentSummary] = []
     for one in same:
         sources.update(_sources(one))
         repetitions += one.told_again
+        kinds[one.kind] += 1
         if one.at is not None:
             times.append(one.at)
         if one.writer.words:
@@ -782,7 +792,7 @@ def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     return IncidentGroup(
         first.cause,
         first.title,
-        tuple(kind for kind, _count in Counter(one.kind for one in same).most_common()),
+        tuple(kind for kind, _count in kinds.most_common()),
         first.model,
         first.changes[0].setting if first.changes else None,
         first.framework,
@@ -810,16 +820,16 @@ def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
     It changes the settings that most plans change first, each to a value that is sufficient for all
     of them.
     """
-    plans = Counter(tuple(change.setting for change in one.changes) for one in same if one.changes)
+    plans: dict[tuple[str, ...], list[tuple[SettingChange, ...]]] = {}
+    for one in same:
+        if one.changes:
+            names = tuple(change.setting for change in one.changes)
+            plans.setdefault(names, []).append(one.changes)
     if not plans:
         return None
-    settings = min(plans, key=lambda names: (-plans[names], names))
-    theirs = []
-    for one in same:
-        if tuple(change.setting for change in one.changes) == settings:
-            theirs.append(one.changes)
+    settings = min(plans, key=lambda names: (-len(plans[names]), names))
     chosen = []
-    held = theirs
+    held = plans[settings]
     for i in range(len(settings)):
         change = _enough([changes[i] for changes in held])
         chosen.append(change)
@@ -876,7 +886,9 @@ def _number(value: FactValue) -> float:
 
 HEADINGS: Final = ("incidents", "cause", "model and version", "would have fixed", "seen", "where")
 _UNKNOWN: Final = "unknown"
+# Below this width, columns would wrap every word.
 _NARROW_COLUMNS: Final = 100
+# A terminal shows the groups that matter. JSON contains all of them.
 _SHOWN_GROUPS: Final = 50
 
 
@@ -1031,7 +1043,9 @@ def _print_table(
             heading, justify="right" if i == 0 else "left", no_wrap=i in {0, 4}, overflow="fold"
         )
     for group in groups:
-        table.add_row(*(Text(cell, style="bold" if i == 1 else "") for i, cell in enumerate(group)))
+        cells = list(map(Text, group))
+        cells[1].stylize("bold")
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -1136,7 +1150,8 @@ def _group_dict(group: IncidentGroup) -> dict[str, Any]:
             "rank": example.writer.rank,
         },
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _fix_dict(fix: GroupFix) -> dict[str, Any]:

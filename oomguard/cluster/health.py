@@ -34,6 +34,7 @@ from oomguard.supervisor import tree
 # Find the processes of an engine below its server by their process titles, with state and CPU time.
 
 _PROC: Final = Path("/proc")
+# The kernel counts CPU time in these ticks.
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -76,6 +77,7 @@ def cpu_of(pid: int) -> float:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_A_S
     except (OSError, IndexError, ValueError):
+        # The process ended in the meantime.
         return 0.0
 
 
@@ -91,7 +93,9 @@ def _title(pid: int) -> str:
 
 OK: Final = 200
 NOBODY: Final = "nothing listens there"
-ANSWER_S: Final = 10.0  # a healthy server answers within this time
+# A healthy server answers within this time.
+ANSWER_S: Final = 10.0
+# A wrong port may answer with an endless file.
 _MOST_BYTES: Final = 16 << 20
 # the listening address, and the address for requests
 _ANY: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
@@ -143,13 +147,16 @@ class Server:
             else:
                 headers["Content-Type"] = "application/json"
                 connection.request("POST", path, json.dumps(body), headers)
-            if connection.sock is not None:  # subtract the time of the connection
+            # Subtract the time of the connection.
+            if connection.sock is not None:
                 connection.sock.settimeout(max(0.1, until_s - time.monotonic()))
             response = connection.getresponse()
             return Answer(response.status, response.read(_MOST_BYTES).decode("utf-8", "replace"))
         except TimeoutError:
+            # An overloaded server is slow but works, so this is not a failure yet.
             return "no answer in time"
         except ConnectionRefusedError:
+            # Before it is ready, a server does not listen.
             return NOBODY
         except (OSError, http.client.HTTPException, ValueError) as error:
             return f"{type(error).__name__}: {error}"
@@ -175,21 +182,28 @@ class Server:
 # include/uapi/linux/tcp.h, through sock_diag(7)). If bytes came in after the last bytes went out, a
 # request or a part of one waits for its answer.
 
-_SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
-_BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
-_DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
+# NETLINK_SOCK_DIAG.
+_SOCK_DIAG: Final = 4
+# SOCK_DIAG_BY_FAMILY.
+_BY_FAMILY: Final = 20
+# NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH.
+_DUMP: Final = 0x301
 _ERROR = 2
 _DONE = 3
 _ESTABLISHED: Final = 1 << 1
-_INFO: Final = 2  # INET_DIAG_INFO
-_HEAD: Final = struct.Struct("=IHHII")  # struct nlmsghdr
-_MESSAGE_BYTES: Final = 72  # struct inet_diag_msg, attributes follow
+# INET_DIAG_INFO.
+_INFO: Final = 2
+# struct nlmsghdr.
+_HEAD: Final = struct.Struct("=IHHII")
+# struct inet_diag_msg, then its attributes.
+_MESSAGE_BYTES: Final = 72
 # Offsets in struct tcp_info: milliseconds since bytes were sent and received, bytes sent and
 # acknowledged, and bytes received.
 _SENT = 44
 _RECEIVED = 52
 _WENT = 120
 _CAME = 128
+# The kernel answers at once. A longer wait would delay all checks.
 _LIMIT_S: Final = 2.0
 
 
@@ -379,7 +393,8 @@ class ProgressMonitor:
         self._limit_s = limit_s
         self._every_s = every_s
         self._last: HealthSample | None = None
-        self._quiet_s: dict[str, float] = {}  # since when an engine with work has made no progress
+        # Since when an engine with work has made no progress.
+        self._quiet_s: dict[str, float] = {}
         self._moved_s = self._silent_s = self._idle_s = 0.0
         self._idle_cpu_s = 0.0
         self._stopped_s: dict[int, float] = {}
@@ -524,6 +539,7 @@ class ProgressMonitor:
 # Look at a server that answers: counters, connections, processes. If they leave a question, send a
 # test request of one token.
 
+# From this status on, the server itself failed. 401 and 404 come from a healthy server.
 _SERVER_ERROR: Final = 500
 
 
@@ -681,11 +697,13 @@ def _parsed(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
+        # Another program may listen on the port and answer something else.
         return None
 
 
 # Load the modules in the thread, because a short run never needs them.
 
+# Looks before the server is ready are this far apart.
 _FIRST_LOOK_S: Final = 1.0
 
 
@@ -735,7 +753,8 @@ class Health:
             self.warn_unwatched(
                 "its command does not show its address", hint="give --host and --port"
             )
-            self.is_ready = True  # readiness is unknown, and a client would wait for it forever
+            # Readiness is unknown, and a client would wait for it forever.
+            self.is_ready = True
             return
         self._over = threading.Event()
         given = (argv, pid, address, names, self._over)
@@ -745,7 +764,8 @@ class Health:
 
     def ended(self, _attempt: Attempt) -> None:
         """Stop watching, because the attempt has ended."""
-        self._over.set()  # its thread may wait for an answer, so do not join it
+        # Its thread may wait for an answer, so do not join it.
+        self._over.set()
 
     def ended_by_us(self) -> TerminationReason | None:
         """Return why oomguard ended the last attempt, or None."""
@@ -862,6 +882,7 @@ class Health:
 ALIVE: Final = "/livez"
 READY: Final = "/readyz"
 _OK = 200
+# Kubernetes takes any status from 400 on as a failed probe.
 _UNAVAILABLE = 503
 _NOT_FOUND = 404
 
@@ -940,7 +961,7 @@ class Probes:
         try:
             HttpPort(listening, Handler).serve_forever()
         except OSError as error:
-            get_logger().warning("probes are no longer answered", reason=str(error))
+            get_logger().warning("oomguard no longer answers probes", reason=str(error))
 
 
 # Notify systemd when the server is ready, alive or stopping (sd_notify(3)).
@@ -948,6 +969,7 @@ class Probes:
 # The server itself knows nothing about systemd. oomguard stays the main process of the unit. It
 # removes the variables of systemd's socket, so that no child process answers instead.
 
+# systemd shows the status in its journal, so a change should appear soon.
 _EVERY_S: Final = 5.0
 _USEC: Final = 1_000_000
 # A start that works, by CPU time or reading, gets this much more time again and again.
@@ -975,7 +997,8 @@ class SystemdSocket:
             lines.append(f"{name}={str(value).replace(chr(10), ' ')}")
         text = "\n".join(lines)
         link = current_link()
-        if link is not None:  # systemd accepts messages only from the main process of the service
+        # systemd accepts messages only from the main process of the service.
+        if link is not None:
             link.say("notify", address=self.address, text=text)
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
@@ -1058,7 +1081,8 @@ class SystemdNotifier:
                 # No problem is known, and without a message the watchdog would end the server.
                 if not self._has_failed:
                     get_logger().warning(
-                        "systemd gets fewer messages", reason=f"{type(error).__name__}: {error}"
+                        "oomguard sends systemd only the watchdog signal",
+                        reason=f"{type(error).__name__}: {error}",
                     )
                 self._has_failed = True
                 self._pulse()
@@ -1076,7 +1100,8 @@ class SystemdNotifier:
             self._say("serving")
         elif health.wrong is not None:
             self._say(health.wrong)
-            return  # if oomguard sends nothing, systemd's watchdog acts
+            # If oomguard sends nothing, systemd's watchdog acts.
+            return
         elif not self._goes_on():
             return
         elif not self._was_ready:

@@ -22,9 +22,9 @@ from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import AttemptHook, Coordinator, DeviceAssignment
+    from oomguard.analyst.attempt_hooks import DeviceAssignment
     from oomguard.analyst.link import ReceivedSignals
-    from oomguard.analyst.outcome import Outcome, TerminationReason
+    from oomguard.analyst.outcome import Outcome
     from oomguard.cli.run import RunSetup
     from oomguard.cluster.health import Health, SystemdNotifier
     from oomguard.cluster.ranks.coordinator import RankCoordinator
@@ -54,6 +54,7 @@ class PlacementOptions:
         Raises:
             UsageError: an option is invalid or needs ``--gpus``.
         """
+        # Without --gpus oomguard leaves the choice of devices to the command.
         if self.gpus is None:
             if self.wait_s is not None:
                 raise UsageError(
@@ -65,15 +66,15 @@ class PlacementOptions:
             return NoPlacement()
         from oomguard.analyst.attempt_settings import DEVICE
         from oomguard.cluster.placement.leases import LeaseFolder
-        from oomguard.cluster.placement.need import read_gpus
+        from oomguard.cluster.placement.need import Invocation, read_gpus
         from oomguard.cluster.placement.placer import Placer, RunPlacement
-        from oomguard.cluster.placement.refusal import Invocation
         from oomguard.core.redact import mask_command
 
         folder = LeaseFolder(
             None if self.lease_folder is None else Path(self.lease_folder).absolute()
         )
-        command, own = (tuple(mask_command(words, keep_homes=True)) for words in (argv, self.own))
+        command = tuple(mask_command(argv, keep_homes=True))
+        own = tuple(mask_command(self.own, keep_homes=True))
         asked = read_gpus(self.gpus)
         invocation = Invocation(asked.shown, shlex.join(command), own)
         placer = Placer(asked, folder, dict(os.environ), invocation, self.lease, outer_pid)
@@ -117,7 +118,8 @@ def placement_options(function: F) -> F:
     ) -> Any:
         source = click.get_current_context().get_parameter_source("wait")
         if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
-            wait = None  # a configuration file applies to runs with and without --gpus
+            # A configuration file applies to runs with and without --gpus.
+            wait = None
         return function(
             *args,
             placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()),
@@ -163,6 +165,7 @@ def placement_options(function: F) -> F:
     )
 
 
+# NCCL's own watchdog needs longer, so the ranks agree before it ends them.
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
 # A rank that is ended for another one gets this part of the time; the rest is for the agreement.
 _GRACE_RATIO: Final = 1 / 3
@@ -215,6 +218,7 @@ class RanksOptions:
             UsageError: an option is invalid or incomplete, or another process already has this
                 rank.
         """
+        # The user may know better than a launcher's variables.
         if self.rendezvous == _OFF:
             return None
         from oomguard.cluster.ranks.rendezvous import RankIdentity, detect_rank
@@ -224,6 +228,8 @@ class RanksOptions:
                 "--rendezvous '': the value is empty",
                 hint="--rendezvous DIR, a folder that all ranks see",
             )
+        # The user's options come before the launcher's variables, and those before the command's
+        # own.
         own = self._asked() or detect_rank(environ)
         if own is None:
             from oomguard.engines.devices import ranks_in_command
@@ -233,6 +239,7 @@ class RanksOptions:
                 own = None
             else:
                 own = RankIdentity(**found)
+        # --rendezvous says that there are several ranks, so weaker signs of a rank are enough.
         if own is None and self.rendezvous is not None:
             own = detect_rank(environ, is_one_job=True)
             if own is None:
@@ -249,12 +256,15 @@ class RanksOptions:
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
-        if own.size == 1:  # a script that starts N ranks may start only one
+        # A script that starts N ranks may start only one.
+        if own.size == 1:
             return None
         claim = RankLock(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
             claim.take()
         except UsageError as error:
+            # A launcher's variables may describe a place that does not work here. Only the user's
+            # own option is an error.
             if self.rendezvous is not None:
                 raise
             get_logger().error(
@@ -312,7 +322,7 @@ class RankSupport:
         """
         if self._job is not None:
             get_logger().warning(
-                "ignored --reuse: this is one of several ranks, and all must begin alike"
+                "ignored --reuse, because all ranks of a job must begin with the same settings"
             )
         return self._job is None
 
@@ -369,7 +379,7 @@ def ranks_options(function: F) -> F:
                 "--world-size",
                 type=Count(1),
                 help="Number of ranks, each started with its own oomguard run.",
-                show_default="from the launcher, as --rank",
+                show_default="from the launcher",
                 group=RANKS,
                 example="2",
             ),
@@ -377,8 +387,8 @@ def ranks_options(function: F) -> F:
                 "--rendezvous",
                 metavar="WHERE",
                 help=(
-                    "Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
-                    "of rank 0, ray, or none."
+                    "Place where the ranks agree on a change: a folder that all ranks see, "
+                    "tcp://HOST:PORT of rank 0, ray, or none."
                 ),
                 show_default="MASTER_ADDR:MASTER_PORT, or on one host a temporary folder",
                 group=RANKS,
@@ -398,6 +408,7 @@ def ranks_options(function: F) -> F:
     )
 
 
+# A long prefill on a large model takes minutes without a token.
 DEFAULT_HANG_AFTER_S: Final = 300.0
 SERVERS: Final = "Servers"
 # A server that restarts for weeks has a limit per hour, but none in total by default.
@@ -429,7 +440,7 @@ def serving_options(function: F) -> F:
                 default="no",
                 show_default=True,
                 help=(
-                    "Restart the command unchanged after a hang or a failure that is not an "
+                    "Restart the command unchanged after a hang, or after a failure other than "
                     "out-of-memory."
                 ),
                 group=SERVERS,
@@ -605,6 +616,7 @@ class ServerSupport:
 
 
 _BY_CAUSE: Final = "by-cause"
+# SLURM counts its restarts from 0.
 _FIRST: Final = "0"
 SCHEDULERS: Final = "Schedulers"
 
@@ -643,8 +655,8 @@ def scheduler_options(function: F) -> F:
                 default="own",
                 show_default=True,
                 help=(
-                    "Exit with the command's own status, or one by cause: 90 out of memory, 91 GPU "
-                    "memory held by others, 92 hung."
+                    "Exit with the command's own status, or with one for the cause: 90 out of "
+                    "memory, 91 GPU memory in use by others, 92 hung."
                 ),
                 group=SCHEDULERS,
             ),
@@ -660,8 +672,8 @@ def scheduler_options(function: F) -> F:
                 default=0,
                 show_default=True,
                 help=(
-                    "Requeue the SLURM job up to N times if it ran out of memory and a change "
-                    "is left."
+                    "Requeue the SLURM job up to N times if it ran out of memory and oomguard "
+                    "still has a change to try."
                 ),
                 group=SCHEDULERS,
                 example="2",
@@ -712,6 +724,7 @@ class SchedulerSupport:
             probes = _probes(self._options.probes, health)
             self.companions += () if probes is None else (probes,)
         if self._options.slurm_comment or self._options.slurm_requeue:
+            # srun starts this process once for each task, and one of them writes the comment.
             if reports_for_all is None:
                 speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST
             else:
@@ -775,7 +788,7 @@ def _probes(text: str, health: Health | None) -> AttemptHook | None:
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning(
-            "probes are not answered; the run continues without them",
+            "oomguard cannot answer probes; the run continues without them",
             address=str(address),
             reason=reason,
         )
@@ -868,6 +881,7 @@ class ClusterRun:
     def __init__(self, options: ClusterOptions, setup: RunSetup) -> None:
         self._options = options
         self._setup = setup
+        # oomguard watches every server. It warns that it cannot watch one only if the user asked.
         is_asked_for = options.serving.is_asked_for(click.get_current_context())
         self._server = ServerSupport(
             options.serving, setup.launch, setup.signals, setup.grace_s, asked=is_asked_for

@@ -103,6 +103,7 @@ def message_place(asked: str | None, environ: Mapping[str, str]) -> Path | None:
     in_a_pod = (
         _IN_A_POD in environ and DEFAULT_MESSAGE.is_file() and os.access(DEFAULT_MESSAGE, os.W_OK)
     )
+    # Kubernetes shows this file's text as the reason of the container's end.
     if in_a_pod:
         return DEFAULT_MESSAGE
     return None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # of the user stays in front of oomguard's part.
 
 _OWN: Final = "oomguard"
+# The comment also has to hold the text for people.
 _MOST_STATE_BYTES: Final = 1000
 _BETWEEN: Final = "; "
 _OURS: Final = re.compile(rf"(?:^|{_BETWEEN}){_OWN}(?=: | \{{)")
@@ -83,6 +84,7 @@ def decode_comment(comment: str) -> dict[str, FactValue]:
     try:
         found, end = json.JSONDecoder().raw_decode(state)
     except (ValueError, RecursionError):
+        # The user may have written a comment of this form.
         return {}
     if not isinstance(found, dict) or not state[end:].startswith(":"):
         return {}
@@ -115,6 +117,7 @@ def permitted_changes(
     return tuple(patches), tuple(refused)
 
 
+# An overloaded controller answers late. The job goes on without it.
 _LIMIT_S: Final = 10.0
 _NO_COMMENT: Final = "(null)"
 
@@ -200,6 +203,7 @@ class SlurmJob:
                 check=False,
             )
         except subprocess.TimeoutExpired:
+            # The run must end even if SLURM's controller does not answer.
             return not_done(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
         except (OSError, ValueError) as error:
             return not_done(failure, str(error))
@@ -335,13 +339,15 @@ class RunInJob:
         log = get_logger()
         if self._job.restarts >= self._most:
             log.warning(
-                "the job is not requeued: no requeue is left",
+                "did not requeue the job: it was requeued as often as --slurm-requeue permits",
                 restarts=self._job.restarts,
                 of=self._most,
             )
             return
+        # SLURM starts the same script again. The comment carries the changes to it.
         changes = {patch.setting: patch.change for patch in outcome.left}
-        if self._job.requeue():  # otherwise a warning was logged
+        # Otherwise a warning was logged.
+        if self._job.requeue():
             log.info(
                 "requeuing the job",
                 job=self._job.number,

@@ -144,7 +144,7 @@ _MODULES: Final = {
     "call_metrics": "oomguard.telemetry.guarded_calls",
     "run_metrics": "oomguard.telemetry.run_metrics",
     "run_cluster": "oomguard.cluster.options",
-    "fleet_summary": "oomguard.cluster.fleet.summary_report",
+    "fleet_summary": "oomguard.cluster.fleet",
 }
 
 

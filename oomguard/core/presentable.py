@@ -60,9 +60,11 @@ def record_repr(record: Any) -> str:
     else:
         shown = record
     with unmasked():  # the nested records are masked already
-        values = ", ".join(
-            f"{field.name}={getattr(shown, field.name)!r}" for field in fields(shown) if field.repr
-        )
+        texts = []
+        for field in fields(shown):
+            if field.repr:
+                texts.append(f"{field.name}={getattr(shown, field.name)!r}")
+        values = ", ".join(texts)
     return f"{type(record).__qualname__}({values})"
 
 
@@ -71,7 +73,7 @@ def plain(text: str) -> str:
 
     Line breaks stay; lone surrogates become ``U+FFFD``.
     """
-    return well_formed("\n".join(strip_escapes(line) for line in text.split("\n")))
+    return well_formed("\n".join(map(strip_escapes, text.split("\n"))))
 
 
 def well_formed(text: str) -> str:
@@ -85,11 +87,10 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            field.name: _rewrite(getattr(value, field.name), change)
-            for field in fields(value)
-            if field.init
-        }
+        changes = {}
+        for field in fields(value):
+            if field.init:
+                changes[field.name] = _rewrite(getattr(value, field.name), change)
         if isinstance(
             name := changes.get("name"), str
         ):  # the name of a fact, a setting or a row may say that its value is secret
@@ -100,10 +101,10 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
                     changes[key] = replace(item, value=mask_value(name, item.value))
         return replace(value, **changes)
     if isinstance(value, Mapping):
-        return {
-            _rewrite(key, change): _mask_by_name(key, _rewrite(item, change))
-            for key, item in value.items()
-        }
+        items = {}
+        for key, item in value.items():
+            items[_rewrite(key, change)] = _mask_by_name(key, _rewrite(item, change))
+        return items
     if isinstance(value, tuple) and hasattr(
         value, "_make"
     ):  # a NamedTuple takes its fields one by one

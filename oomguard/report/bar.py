@@ -25,6 +25,7 @@ BLUE: Final = "color(63)"
 PURPLE: Final = "color(98)"
 MAGENTA: Final = "color(163)"
 GRAY: Final = "color(243)"
+# With fewer colors, two parts could look alike.
 _FEWEST_COLORS: Final = frozenset({"256", "truecolor"})
 
 # One color for each part, the same in every report: (terminal, light page, dark page).
@@ -66,22 +67,26 @@ def segments(budget: Budget) -> tuple[BarSegment, ...]:
     Empty if no part is known. If the total is unknown, or the parts add up to more, the shares
     refer to the sum of the parts.
     """
-    parts = [part for part in budget.parts if part.bytes > 0]
+    parts = []
+    for part in budget.parts:
+        if part.bytes > 0:
+            parts.append(part)
     known = sum(part.bytes for part in parts)
     total = max(budget.device_total_bytes or 0, known)
     if not parts or total <= 0:
         return ()
     others = iter(_OTHERS * len(parts))
-    rows = [
-        BarSegment(
-            part.name,
-            part.bytes,
-            part.bytes / total,
-            part.source,
-            COLORS.get(part.name) or next(others),
+    rows = []
+    for part in parts:
+        rows.append(
+            BarSegment(
+                part.name,
+                part.bytes,
+                part.bytes / total,
+                part.source,
+                COLORS.get(part.name) or next(others),
+            )
         )
-        for part in parts
-    ]
     if total - known > _SMALLEST_REST_RATIO * total:
         rows.append(BarSegment(REST, total - known, (total - known) / total, "", COLORS[REST]))
     return tuple(rows)
@@ -120,7 +125,9 @@ def percent(ratio: float) -> str:
     return f"{value:.0f}%"
 
 
+# A longer bar is not more exact for the eye.
 BAR_CELLS: Final = 60
+# The columns of the legend need space between them.
 _GAP: Final = 2
 # Without color, the pattern distinguishes the parts.
 _PATTERNS: Final = "█▓▒▚▞▐▄▌"
@@ -154,7 +161,8 @@ class BudgetBar:
 
     def _marks(self, parts: tuple[BarSegment, ...]) -> list[str]:
         """Return one pattern for each part, because a color alone does not distinguish enough."""
-        if not self.budget.device_total_bytes:  # without a bar there is nothing to distinguish
+        # Without a bar there is nothing to distinguish.
+        if not self.budget.device_total_bytes:
             return ["-"] * len(parts)
         fixed = {FREE: "░", REST: "·"}
         patterns = _PATTERNS
@@ -183,7 +191,8 @@ class BudgetBar:
         fits_on_line = width - len(end) >= BAR_CELLS // 3
         room = min(BAR_CELLS, width - len(end) if fits_on_line else width)
         line = Text(no_wrap=True)
-        if self.ascii_only:  # a rest drawn as blanks needs an edge
+        # A rest drawn as blanks needs an edge.
+        if self.ascii_only:
             room -= 2
             line.append("|")
         for part, mark, count in zip(parts, marks, cells(parts, room), strict=True):
@@ -227,7 +236,8 @@ class BudgetBar:
                 if column:
                     line.append(" " * 2 * _GAP)
                 line.append(marks[place], style=_style(part, colored=colored))
-                if is_narrow:  # too narrow for columns, so the line may wrap
+                # Too narrow for columns, so the line may wrap.
+                if is_narrow:
                     line.append(f" {name} {size} {share}".rstrip())
                     continue
                 _, names, sizes, shares = widths[column]
@@ -252,10 +262,15 @@ def _style(part: BarSegment, *, colored: bool) -> str:
 
 def _widths(rows: list[Row], column: list[int]) -> tuple[int, int, int, int]:
     """Return the columns of a mark, a name, a size and a share, each with its space before."""
-    names = max(len(rows[place][0]) for place in column)
-    sizes = max(len(rows[place][1]) for place in column)
-    shares = max(len(rows[place][2]) for place in column)
-    return 1, 1 + names, 1 + sizes, 1 + shares if shares else 0
+    name_cells = 0
+    size_cells = 0
+    share_cells = 0
+    for place in column:
+        name, size, share = rows[place]
+        name_cells = max(name_cells, len(name))
+        size_cells = max(size_cells, len(size))
+        share_cells = max(share_cells, len(share))
+    return 1, 1 + name_cells, 1 + size_cells, 1 + share_cells if share_cells else 0
 
 
 def _row(segment: BarSegment, *, shares: bool) -> Row:

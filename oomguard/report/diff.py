@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# Longer lines are hard to read.
 MAX_COLUMNS: Final = 100
 _NO_VALUE: Final = {"left alone": "not set", "not printed": "not printed"}
+# A value that the engine did not print, but that follows from printed ones.
 _SOLVED: Final = "~"
 _SOLVED_NOTE: Final = "~ follows from other figures"
+# The user compares these first, so equal values are shown too.
 _ALWAYS: Final = frozenset({"version", "budget", "capacity"})
 
 
@@ -45,20 +48,30 @@ def to_difference_dict(comparison: Comparison) -> dict[str, Any]:
     """
     shown = masked(comparison)
     rows = _rows(comparison, masked)
+    changes = []
+    same = []
+    one_sided = []
+    for row, changed in rows:
+        if changed is None:
+            one_sided.append(_row(row))
+        elif changed:
+            changes.append(_row(row))
+        else:
+            same.append(_row(row))
+    explanations = []
+    for e in shown.explanations:
+        explanations.append({"text": e.text, "kv_cache_bytes": plain_value(e.kv_cache_bytes)})
     return {
         "schema": SCHEMA,
         "headline": shown.headline,
         "differs": comparison.differs,
         "old": _side(comparison.old),
         "new": _side(comparison.new),
-        "changes": [_row(row) for row, changed in rows if changed],
-        "same": [_row(row) for row, changed in rows if changed is False],
-        "one_sided": [_row(row) for row, changed in rows if changed is None],
-        "explanations": [
-            {"text": e.text, "kv_cache_bytes": plain_value(e.kv_cache_bytes)}
-            for e in shown.explanations
-        ],
-        "unknown": [plain_value(text) for text in shown.unknown],
+        "changes": changes,
+        "same": same,
+        "one_sided": one_sided,
+        "explanations": explanations,
+        "unknown": list(map(plain_value, shown.unknown)),
     }
 
 
@@ -84,24 +97,29 @@ def to_difference_markdown(comparison: Comparison) -> str:
     shown = drawn(comparison)
     rows = _rows(comparison, drawn)
     lines = [f"### {inline(shown.headline)}", ""]
-    lines += [
-        f"- {name}: {code(side.source)} {inline(_about(side))}" for name, side in _sides(shown)
-    ]
+    for name, side in _sides(shown):
+        lines.append(f"- {name}: {code(side.source)} {inline(_about(side))}")
     if table := list(_lines(rows)):
         lines += ["", "| | OLD | NEW | difference |", "|---|---:|---:|---:|"]
-        lines += [f"| {' | '.join(cell(text) for text in row[:4])} |" for row in table]
+        for row in table:
+            lines.append(f"| {' | '.join(map(cell, row[:4]))} |")
         lines += ["", inline(_SOLVED_NOTE)] if _is_solved(table) else []
     if same := _same(rows):
         lines += ["", f"The same in both: {inline(same)}."]
     if shown.explanations:
         lines += ["", "**What explains it**", ""]
-        lines += [f"{number}. {inline(e.text)}" for number, e in enumerate(shown.explanations, 1)]
+        for number, e in enumerate(shown.explanations, 1):
+            lines.append(f"{number}. {inline(e.text)}")
     if shown.unknown:
-        lines += ["", "**Unknown**", "", *(f"- {inline(text)}" for text in shown.unknown)]
+        lines += ["", "**Unknown**", ""]
+        for text in shown.unknown:
+            lines.append(f"- {inline(text)}")
     for name, side in _failures(shown):
         lines += ["", f"**{name} failed: {inline(_failed(side))}**", ""]
-        lines += [f"- {inline(text)}" for text in _why_and_fix(side)]
-        lines += [f"- {' or '.join(code(text) for text in _paste(side))}"] if _paste(side) else []
+        for text in _why_and_fix(side):
+            lines.append(f"- {inline(text)}")
+        if _paste(side):
+            lines.append(f"- {' or '.join(map(code, _paste(side)))}")
     return "\n".join(lines) + "\n"
 
 
@@ -176,7 +194,11 @@ def _sides(shown: Comparison) -> tuple[tuple[str, ComparedStart], ...]:
 
 def _failures(shown: Comparison) -> list[tuple[str, ComparedStart]]:
     """Return the failed starts, the newer one first, because the user has to fix that one."""
-    return [(name, side) for name, side in reversed(_sides(shown)) if side.incident is not None]
+    failures = []
+    for name, side in reversed(_sides(shown)):
+        if side.incident is not None:
+            failures.append((name, side))
+    return failures
 
 
 def _about(side: ComparedStart) -> str:
@@ -194,9 +216,7 @@ def _about(side: ComparedStart) -> str:
         end = "no failure"
     else:
         end = f"failed: {side.incident.kind}"
-    return ", ".join(
-        text for text in (f"start {start.number}{count}", engine(start), line, end) if text
-    )
+    return ", ".join(filter(None, (f"start {start.number}{count}", engine(start), line, end)))
 
 
 def _lines(rows: Rows) -> Iterator[TableLine]:
@@ -213,13 +233,16 @@ def _lines(rows: Rows) -> Iterator[TableLine]:
 
 
 def _is_solved(rows: list[TableLine]) -> bool:
-    return any(text.startswith(_SOLVED) for row in rows for text in (row.old, row.new))
+    return any(row.old.startswith(_SOLVED) or row.new.startswith(_SOLVED) for row in rows)
 
 
 def _same(rows: Rows) -> str:
     """Return the settings with the same value in both logs."""
-    same = [row for row, changed in rows if row.kind not in _ALWAYS and changed is False]
-    return ", ".join(f"{row.name} {_value(row, row.new)}" for row in same)
+    same = []
+    for row, changed in rows:
+        if row.kind not in _ALWAYS and changed is False:
+            same.append(f"{row.name} {_value(row, row.new)}")
+    return ", ".join(same)
 
 
 def _value(row: Row, side: ComparedValue) -> str:
@@ -284,7 +307,10 @@ def _why_and_fix(side: ComparedStart) -> Iterator[str]:
 
 def _fix(side: ComparedStart) -> Patch | None:
     plan = () if side.incident is None else side.incident.plan
-    return next((patch for patch in plan if patch.applicable), next(iter(plan), None))
+    for patch in plan:
+        if patch.applicable:
+            return patch
+    return next(iter(plan), None)
 
 
 def _paste(side: ComparedStart) -> list[str]:

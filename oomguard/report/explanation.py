@@ -17,10 +17,20 @@ from oomguard.rules.signature import Signature
 
 # The pages of `oomguard explain`, in Markdown for a terminal.
 
+# Enough to recognize one's own message. The docs page has all of them.
 _MOST_MESSAGES: Final = 5
+# A list item should stay on one line.
 _MESSAGE_CHARS: Final = 90
 # Status 137 and the like belong to the message; sizes and counts are examples.
 _FIGURE: Final = re.compile(r"\d+(?:\.\d+)? ?[KMG]i?B\b|\(\d+\)|\d{4,}|\d dummy")
+
+
+def _code_list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _bullets(texts: Iterable[str]) -> list[str]:
+    return [f"- {text}" for text in texts]
 
 
 def rule_text(rule: Rule, facts: Mapping[str, Fact]) -> str:
@@ -41,11 +51,15 @@ def rule_text(rule: Rule, facts: Mapping[str, Fact]) -> str:
         lines.append(f"- `{fix.setting}` ({fix.effect}){f': {cost}' if cost else ''}")
     if not rule.fixes:
         lines.append("- No setting helps. The panel of `oomguard diagnose LOG` says what to do.")
-    lines += _printed(message for message in error_messages() if message.rule == rule.code)
+    messages = []
+    for message in error_messages():
+        if message.rule == rule.code:
+            messages.append(message)
+    lines += _printed(messages)
     lines += [
         "",
         (
-            f"Cause `{rule.cause}`, kinds {', '.join(f'`{kind}`' for kind in rule.kinds)}. "
+            f"Cause `{rule.cause}`, kinds {_code_list(rule.kinds)}. "
             f"Conditions, tests and sources: `oomguard rules show {rule.code}`."
         ),
     ]
@@ -61,8 +75,14 @@ def kind_text(kind: str, rules: Sequence[Rule]) -> str:
     """
     lines = [f"# {kind}: {headline(kind, {})}", ""]
     lines += ["**Possible causes.**", ""]
-    lines += [f"- `{rule.code}` {rule.title}" for rule in rules if kind in rule.kinds]
-    lines += _printed(message for message in error_messages() if message.kind == kind)
+    for rule in rules:
+        if kind in rule.kinds:
+            lines.append(f"- `{rule.code}` {rule.title}")
+    messages = []
+    for message in error_messages():
+        if message.kind == kind:
+            messages.append(message)
+    lines += _printed(messages)
     lines += ["", "One cause in full: `oomguard explain CODE`. Your log: `oomguard diagnose LOG`."]
     return "\n".join(lines)
 
@@ -70,7 +90,9 @@ def kind_text(kind: str, rules: Sequence[Rule]) -> str:
 def cause_text(cause: str, rules: Sequence[Rule]) -> str:
     """Return the list of a cause's rules as Markdown."""
     lines = [f"# {cause}", "", "**Rules for this cause.**", ""]
-    lines += [f"- `{rule.code}` {rule.title}" for rule in rules if rule.cause == cause]
+    for rule in rules:
+        if rule.cause == cause:
+            lines.append(f"- `{rule.code}` {rule.title}")
     lines += ["", "One of them in full: `oomguard explain CODE`."]
     return "\n".join(lines)
 
@@ -89,7 +111,8 @@ def message_text(
         own: the failure that a signature finds in the user's text; None if there is none.
         pasted: the user's text; the stored message is marked as an example if its numbers differ.
     """
-    title = next(phase.title for phase in phases() if phase.id == message.phase)
+    titles = {phase.id: phase.title for phase in phases()}
+    title = titles[message.phase]
     about = f"{message.program}. {title}."
     if pasted and _FIGURE.search(message.text) and message.text not in pasted:
         about = f"{about} The numbers of this message are an example."
@@ -113,7 +136,7 @@ def message_text(
     lines += [more]
     if similar:
         lines += ["", "**Similar messages.**", ""]
-        lines += [f"- {shortened(one.text, _MESSAGE_CHARS)}" for one in similar]
+        lines += _bullets(shortened(one.text, _MESSAGE_CHARS) for one in similar)
     return "\n".join(lines)
 
 
@@ -202,8 +225,14 @@ def rule_page(
         file: the rule's file, as the page shows it.
         solvers: how each solver computes a value, in words.
     """
-    matching = [(example, cause) for example in examples if (cause := _cause(rule, example))]
-    excluded = [example for example in examples if not _cause(rule, example)]
+    matching = []
+    excluded = []
+    for example in examples:
+        cause = _cause(rule, example)
+        if cause:
+            matching.append((example, cause))
+        else:
+            excluded.append(example)
     lines = [f"# {rule.code}: {_text(rule.title)}", "", PAGE_MARK, ""]
     lines += [
         (
@@ -221,10 +250,10 @@ def rule_page(
     lines += [
         "## When it applies",
         "",
-        f"The log prints one of these kinds: {', '.join(f'`{kind}`' for kind in rule.kinds)}.",
+        f"The log prints one of these kinds: {_code_list(rule.kinds)}.",
     ]
     lines += _conditions(rule)
-    lines += ["", "## Confidence", "", *(f"- {_step(step)}" for step in rule.confidence), ""]
+    lines += ["", "## Confidence", "", *_bullets(map(_step, rule.confidence)), ""]
     lines += ["## How to confirm it", "", _text(_named(rule.confirm)), ""]
     lines += ["## What to change, and what it costs", "", *_fixes(rule, solvers), ""]
     for number, (example, cause) in enumerate(matching, 1):
@@ -236,9 +265,10 @@ def rule_page(
         ]
     if excluded:
         lines += ["## When it does not apply", ""]
-        lines += [f"- `{example.kind}` with {_facts_inline(example.facts)}" for example in excluded]
+        for example in excluded:
+            lines.append(f"- `{example.kind}` with {_facts_inline(example.facts)}")
         lines += [""]
-    lines += ["## References", "", *(f"- {_reference(row)}" for row in rule.references), ""]
+    lines += ["## References", "", *_bullets(map(_reference, rule.references)), ""]
     return "\n".join(lines)
 
 
@@ -259,15 +289,16 @@ def signature_page(signature: Signature, *, file: str, group_facts: Mapping[str,
         )
     ]
     for number, wording in enumerate(signature.wordings, 1):
-        groups = dict.fromkeys(
-            group_facts[g] for g in wording.pattern.groupindex if g in group_facts
-        )
+        groups = {}
+        for group in wording.pattern.groupindex:
+            if group in group_facts:
+                groups[group_facts[group]] = True
         lines += ["", f"## Wording {number}", "", f"- versions: {_text(wording.versions or 'any')}"]
         lines += [f"- anchor: `{_code(wording.anchor)}`", f"- source: {_text(wording.source)}"]
         if wording.phase:
             lines += [f"- phase: `{wording.phase}`"]
         if groups:
-            lines += [f"- reads: {', '.join(f'`{name}`' for name in groups)}"]
+            lines += [f"- reads: {_code_list(groups)}"]
         if wording.facts:
             lines += [f"- says: {_facts_inline(wording.facts)}"]
         lines += ["", *_fenced([wording.pattern.pattern])]
@@ -295,7 +326,7 @@ def index_page(rules: Iterable[Rule], signatures: Iterable[Signature]) -> str:
     ]
     lines += ["| code | cause | title | kinds |", "|---|---|---|---|"]
     for rule in rules:
-        kinds = ", ".join(f"`{kind}`" for kind in rule.kinds)
+        kinds = _code_list(rule.kinds)
         lines.append(
             f"| [{rule.code}]({rule.code}.md) | `{rule.cause}` | {_cell(rule.title)} | {kinds} |"
         )
@@ -317,31 +348,38 @@ def index_page(rules: Iterable[Rule], signatures: Iterable[Signature]) -> str:
 
 
 def _cause(rule: Rule, example: Example) -> Cause | None:
-    return next((cause for cause in example.incident.causes if cause.rule == rule.code), None)
+    for cause in example.incident.causes:
+        if cause.rule == rule.code:
+            return cause
+    return None
 
 
 def _conditions(rule: Rule) -> list[str]:
-    conditions = [condition.source for condition in rule.when if condition.source != "True"]
+    conditions = []
+    for condition in rule.when:
+        if condition.source != "True":
+            conditions.append(condition.source)
     if conditions:
         lines = [
             "",
             "All of these conditions are true:",
             "",
-            *(f"- `{_code(source)}`" for source in conditions),
+            *_bullets(f"`{_code(source)}`" for source in conditions),
         ]
     else:
         lines = []
     if rule.unknown:
         lines += [
             "",
-            f"These facts are unknown: {', '.join(f'`{name}`' for name in rule.unknown)}.",
+            f"These facts are unknown: {_code_list(rule.unknown)}.",
         ]
-    named = dict.fromkeys(
-        name for source in conditions for name in re.findall(r"\b[a-z]\w*\b", source)
-    )
-    meanings = [
-        f"| `{name}` | {_cell(REGISTRY[name].meaning)} |" for name in named if name in REGISTRY
-    ]
+    names: list[str] = []
+    for source in conditions:
+        names += re.findall(r"\b[a-z]\w*\b", source)
+    meanings = []
+    for name in dict.fromkeys(names):
+        if name in REGISTRY:
+            meanings.append(f"| `{name}` | {_cell(REGISTRY[name].meaning)} |")
     if meanings:
         return [*lines, "", "| fact | meaning |", "|---|---|", *meanings]
     return lines
@@ -385,7 +423,8 @@ def _fixes(rule: Rule, solvers: Mapping[str, str]) -> list[str]:
 
 def _example(example: Example, cause: Cause) -> list[str]:
     lines = [f"`{example.kind}`, with these facts:", ""]
-    lines += [f"- `{name} = {_code(_value(name, value))}`" for name, value in example.facts.items()]
+    for name, value in example.facts.items():
+        lines.append(f"- `{name} = {_code(_value(name, value))}`")
     lines += ["", "gives this explanation:", ""]
     shown = [
         f"{cause.title} ({cause.id}, confidence {cause.confidence:.2f}, {cause.rule})",
@@ -393,11 +432,8 @@ def _example(example: Example, cause: Cause) -> list[str]:
     ]
     for number, patch in enumerate(example.incident.plan, 1):
         shown += ["", *_patch(number, patch)]
-    shown += (
-        ["", *(_alternative(row) for row in example.incident.alternatives)]
-        if example.incident.alternatives
-        else []
-    )
+    if example.incident.alternatives:
+        shown += ["", *map(_alternative, example.incident.alternatives)]
     if example.incident.unknown:
         shown += ["", f"unknown: {' '.join(example.incident.unknown)}"]
     return [*lines, *_fenced(shown)]
@@ -415,7 +451,7 @@ def _patch(number: int, patch: Patch) -> list[str]:
         )
     ]
     lines.append(f"   {patch.reason}")
-    paste = " or ".join(text for text in (patch.as_flag, patch.as_kwarg, patch.as_env) if text)
+    paste = " or ".join(filter(None, (patch.as_flag, patch.as_kwarg, patch.as_env)))
     if patch.tradeoff:
         lines.append(f"   cost: {patch.tradeoff}")
     if patch.new is not None and patch.blocked_by:
@@ -446,10 +482,10 @@ def _value(name: str, value: Any) -> str:
 
 
 def _facts_inline(facts: Mapping[str, Any]) -> str:
-    return (
-        ", ".join(f"`{name} = {_code(_value(name, value))}`" for name, value in facts.items())
-        or "nothing else known"
-    )
+    texts = []
+    for name, value in facts.items():
+        texts.append(f"`{name} = {_code(_value(name, value))}`")
+    return ", ".join(texts) or "nothing else known"
 
 
 def _reference(row: Mapping[str, Any]) -> str:
@@ -481,8 +517,7 @@ def _cell(text: str) -> str:
 
 
 def _fenced(lines: Iterable[str]) -> list[str]:
-    return [
-        "```text",
-        *(strip_escapes(line).replace("```", "'''").rstrip() for line in lines),
-        "```",
-    ]
+    fenced = ["```text"]
+    for line in lines:
+        fenced.append(strip_escapes(line).replace("```", "'''").rstrip())
+    return [*fenced, "```"]

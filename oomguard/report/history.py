@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 # Show the attempts of a run: changes, results, and predicted compared with measured values.
 
+# A setting, an arrow and two values fit into this width.
 CHANGED_COLUMNS: Final = 24
+# On a narrower terminal the column of changes gets no fixed width.
 NARROW_COLUMNS: Final = 76
 # Facts in the table, with their labels.
 LABELS: Final = {
@@ -76,7 +78,7 @@ def attempts_table(
             width=widths.get(name),
         )
     for row in rows:
-        table.add_row(*(Text(text) for text in row))
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -99,13 +101,20 @@ def reduction_sentence(attempts: Sequence[Attempt]) -> str | None:
 
     None if no setting was reduced, or the last attempt failed.
     """
-    patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
-    if not patches or not attempts[-1].succeeded:
+    changes = []
+    costs = []
+    for attempt in attempts:
+        for patch in attempt.patches:
+            # An output-preserving change takes nothing from the user, so it is not mentioned.
+            if patch.effect < Effect.REDUCES_CAPACITY:
+                continue
+            changes.append(f"{patch.setting} {patch.change}")
+            costs.append(patch.tradeoff)
+    if not changes or not attempts[-1].succeeded:
         return None
-    changes = ", ".join(f"{p.setting} {p.change}" for p in patches)
     return (
-        f"Ran with reduced settings: {changes}. "
-        f"{' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
+        f"Ran with reduced settings: {', '.join(changes)}. "
+        f"{' '.join(dict.fromkeys(filter(None, costs)))}"
     )
 
 
@@ -115,14 +124,15 @@ def attempt_dict(attempt: Attempt) -> dict[str, Any]:
     row = {
         "number": shown.number,
         "settings": shown.settings,
-        "patches": [patch_dict(p) for p in shown.patches],
+        "patches": list(map(patch_dict, shown.patches)),
         "kind": shown.incident.kind if shown.incident else None,
         "exit_status": shown.exit_status,
         "seconds": round(shown.seconds, 3),
         "measured": shown.measured,
         "ranks": shown.ranks,
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) -> str:
@@ -136,7 +146,7 @@ def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) ->
     sentence = drawn(reduction_sentence(attempts))
     if form == ".json":
         answer = to_dict(diagnosis) | {
-            "attempts": [attempt_dict(a) for a in attempts],
+            "attempts": list(map(attempt_dict, attempts)),
             "reduced": sentence,
         }
         return json_line(answer) + "\n"
@@ -156,9 +166,11 @@ def _changed(attempt: Attempt) -> str:
     lines = []
     for patch in attempt.patches:
         arrow = ""
+        # Without an old value the change is only a value, and the arrow shows that it is new.
         if patch.old is None:
             arrow = "-> "
         lines.append(f"{patch.setting} {arrow}{patch.change}")
+        # A permission matters only if the change needed one.
         if patch.permitted_by is None or patch.effect == Effect.OUTPUT_PRESERVING:
             lines.append(f"({patch.effect})")
         else:
@@ -176,8 +188,11 @@ def _result(attempt: Attempt) -> str:
 
 def checked(attempt: Attempt) -> str:
     """Return predicted and measured values, one line for each figure; "" without any."""
-    predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
+    predicted: dict[str, float] = {}
+    for patch in attempt.patches:
+        predicted |= patch.predicts
     lines = []
+    # Predicted figures come first, in the order of their patches.
     for name in dict.fromkeys([*predicted, *attempt.measured]):
         if name not in LABELS:
             continue
@@ -220,6 +235,7 @@ def to_paste(run: PastRun) -> tuple[str, list[str]]:
     with homes_kept():
         words = [_exact(word) for word in run.command]
     notes = []
+    # The line cannot run until the user fills in the secret.
     if any(MASK in word for word in words):
         notes.append(f"{MASK} replaces a secret or a prompt, which oomguard did not record")
     if any(map(_UNSEEN.search, words)):
@@ -263,12 +279,14 @@ def _quoted_rest(word: str) -> str:
 
 def _escaped(char: str) -> str:
     if _UNSEEN.match(char) and char not in _ESCAPED:
+        # A byte that is not UTF-8 arrives as one of these surrogates; others came from text.
         is_byte = "\udc80" <= char <= "\udcff"
         raw = char.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
         return "".join(f"\\x{byte:02x}" for byte in raw)
     return _ESCAPED.get(char, char)
 
 
+# Below this width a table would wrap each cell into many lines.
 _NARROW_COLUMNS: Final = 60
 _NOT_RECORDED: Final = "not recorded"
 _STYLES: Final = {
@@ -278,7 +296,9 @@ _STYLES: Final = {
     "stopped": "dim",
     NOT_ENDED: "dim",
 }
+# A table needs all of its rows to choose its widths, so many runs are printed in pages.
 _PAGE_RUNS: Final = 100
+# Date, hour and minute; seconds do not help to find a run.
 _MOMENT_CHARS: Final = 16
 
 
@@ -327,7 +347,7 @@ def _print_rows(
     table.add_column("result", no_wrap=True, min_width=max(len("result"), widths[1]))
     table.add_column("command, what failed, what was changed")
     for run in runs:
-        lines = [Text(shown_command(run), style="bold"), *(Text(line) for line in happened(run))]
+        lines = [Text(shown_command(run), style="bold"), *map(Text, happened(run))]
         result = Text(run.result, style=_STYLES[run.result]).append(
             f"\n{status_words(run)}", style="not bold dim"
         )
@@ -360,7 +380,10 @@ def print_run(console: Console, run: PastRun) -> None:
     for name, text in _heading(run):
         console.print(f"  {name:<9}{text}", markup=False, soft_wrap=True)
     attempts = [past.attempt for past in run.attempts]
-    not_ended = {past.attempt.number for past in run.attempts if past.ended_at is None}
+    not_ended = set()
+    for past in run.attempts:
+        if past.ended_at is None:
+            not_ended.add(past.attempt.number)
     console.print(attempts_table(attempts, columns=console.width, not_ended=not_ended))
     if not not_ended and (sentence := reduction_sentence(attempts)):
         console.print(drawn(sentence), markup=False)
@@ -376,15 +399,12 @@ def happened(run: PastRun) -> list[str]:
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))
-    unexplained = [
-        past
-        for past in run.attempts
-        if past.attempt.incident is None and (past.is_followed or past.why)
-    ]
-    others = Counter(past.attempt.error for past in unexplained)
-    lines += [
-        f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()
-    ]
+    others: Counter[str | None] = Counter()
+    for past in run.attempts:
+        if past.attempt.incident is None and (past.is_followed or past.why):
+            others[past.attempt.error] += 1
+    for error, count in others.items():
+        lines.append(f"{_times(count)} failed: {error or 'exit status 0'}")
     return drawn(lines)
 
 
@@ -474,7 +494,8 @@ def run_dict(run: PastRun, *, in_full: bool = False) -> dict[str, Any]:
         "forgotten": run.is_forgotten,
     }
     attempts = [_attempt_dict(past, in_full=in_full) for past in run.attempts]
-    return {key: plain_value(value) for key, value in row.items()} | {"attempts": attempts}
+    answer: dict[str, Any] = plain_value(row)
+    return answer | {"attempts": attempts}
 
 
 def _attempt_dict(past: PastAttempt, *, in_full: bool) -> dict[str, Any]:
@@ -513,6 +534,7 @@ def _utc(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")
 
 
+# More names would make the column wider than the settings.
 _MOST_NAMED: Final = 3
 
 

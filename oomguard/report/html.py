@@ -50,6 +50,7 @@ from oomguard.report.snapshot import (
     title,
 )
 
+# The JSON names of the verdicts are no words for a page.
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
 _VIEWER: Final = (
     "To see the memory over time, open the snapshot in torch's viewer: drop it on "
@@ -211,15 +212,17 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
     ``level`` is the level of its headings (1 to 6).
     """
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
+    # A log without a failure still has starts to show.
     if not sections:
         found = _element(f"h{level}", diagnosis.without_failure, "headline")
         sections = [f'<section class="quiet">\n{found}</section>\n']
         sections += [_start(start, level) for start in diagnosis.starts]
     if diagnosis.snapshot is not None:
         sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
-    return sections + [
-        _element("p", f"note: {note}", "dim") for note in diagnosis.notes if note != EMPTY
-    ]
+    for note in diagnosis.notes:
+        if note != EMPTY:
+            sections.append(_element("p", f"note: {note}", "dim"))
+    return sections
 
 
 def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:
@@ -227,10 +230,10 @@ def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: i
     rows = ""
     if table:
         head = "".join(f'<th scope="col">{_arrows(cell)}</th>' for cell in table[0])
-        body = "".join(
-            f"<tr>{''.join(f'<td>{_arrows(text)}</td>' for text in row)}</tr>\n"
-            for row in table[1:]
-        )
+        body = ""
+        for row in table[1:]:
+            cells = "".join(f"<td>{_arrows(text)}</td>" for text in row)
+            body += f"<tr>{cells}</tr>\n"
         rows = f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
     title = _element(f"h{level}", "What oomguard did", "headline")
     if sentence:
@@ -250,7 +253,7 @@ def _incident(shown: ShownIncident, level: int) -> str:
     if text := echoes(shown):
         parts.append(_element("p", text, "dim"))
     if incident.actions:
-        items = "".join(_action(action) for action in incident.actions)
+        items = "".join(map(_action, incident.actions))
         parts.append(f"{_element(title, 'What to do', 'title')}<ol>\n{items}</ol>\n")
     for number, cause in enumerate(incident.causes):
         parts.append(_cause(cause, title, first=number == 0))
@@ -259,7 +262,7 @@ def _incident(shown: ShownIncident, level: int) -> str:
         items = "".join(_element("li", text) for text in ruled_out)
         parts.append(f"{_element(title, 'Not changed', 'title')}<ul>\n{items}</ul>\n")
     if incident.alternatives:
-        items = "".join(_alternative(alternative) for alternative in incident.alternatives)
+        items = "".join(map(_alternative, incident.alternatives))
         parts.append(f"{_element(title, 'Instead', 'title')}<ul>\n{items}</ul>\n")
     if incident.unknown:
         items = "".join(_element("li", text) for text in incident.unknown)
@@ -310,10 +313,13 @@ def _number_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int]
 ) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
-        names = [' class="number"' if number in numbers else "" for number in range(len(row))]
-        return "".join(
-            f"<{tag}{name}>{_escaped(text)}</{tag}>" for name, text in zip(names, row, strict=True)
-        )
+        cells = ""
+        for number, text in enumerate(row):
+            if number in numbers:
+                cells += f'<{tag} class="number">{_escaped(text)}</{tag}>'
+            else:
+                cells += f"<{tag}>{_escaped(text)}</{tag}>"
+        return cells
 
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
@@ -333,12 +339,13 @@ def _bar(budget: Budget) -> str:
     drawing = ""
     if total:
         words = ", ".join(f"{part.name} {percent(part.ratio)}" for part in parts)
-        spans = "".join(
-            f'<span style="flex:{part.ratio:.5f} 1 '
-            f'0;--light:{part.color[1]};--dark:{part.color[2]}" '
-            f'title="{_escaped(part.name)} {format_gib(part.bytes)}"></span>'
-            for part in parts
-        )
+        spans = ""
+        for part in parts:
+            spans += (
+                f'<span style="flex:{part.ratio:.5f} 1 '
+                f'0;--light:{part.color[1]};--dark:{part.color[2]}" '
+                f'title="{_escaped(part.name)} {format_gib(part.bytes)}"></span>'
+            )
         label = _escaped(f"{format_gib(total)} on the device: {words}")
         drawing = f'<div class="bar" role="img" aria-label="{label}">{spans}</div>\n'
     rows = "".join(
@@ -357,7 +364,7 @@ def _bar(budget: Budget) -> str:
 
 def _cause(cause: Cause, title: str, *, first: bool) -> str:
     name = f"{cause.id}, {confidence(cause.confidence)}, {cause.rule or 'no rule'}"
-    lines = [str(line) for line in cause.evidence]
+    lines = list(map(str, cause.evidence))
     parts = [
         _element(title, f"{'Why' if first else 'Or'}: {cause.title}", "title"),
         _element("p", cause.explanation),
@@ -373,7 +380,8 @@ def _action(action: Action) -> str:
     else:
         tag = f' <span class="tag">{_escaped(action.effect)}</span>'
     parts = [f"<li><strong>{_escaped(action.title)}</strong>{tag}\n"]
-    parts += [_element("p", text) for text in [action_why(action)] if text]
+    if why := action_why(action):
+        parts.append(_element("p", why))
     if action.cost:
         parts.append(_element("p", f"Cost: {action.cost}", "dim"))
     if action.blocked_by:
@@ -397,13 +405,14 @@ def _alternative(alternative: Alternative) -> str:
 
 
 def _pastes(item: Alternative) -> str:
-    return "".join(
-        f'<div class="paste"><code>{_escaped(text)}</code></div>\n' for text in pastes(item)
-    )
+    lines = ""
+    for text in pastes(item):
+        lines += f'<div class="paste"><code>{_escaped(text)}</code></div>\n'
+    return lines
 
 
 def _evidence(incident: Incident) -> str:
-    lines = [str(line) for line in (*incident.evidence, *incident.wrappers)]
+    lines = list(map(str, (*incident.evidence, *incident.wrappers)))
     if lines:
         return _details(f"Lines of the log ({len(lines)})", _element("pre", "\n".join(lines)))
     return ""
@@ -412,14 +421,15 @@ def _evidence(incident: Incident) -> str:
 def _facts(facts: Mapping[str, Fact]) -> str:
     if not facts:
         return ""
-    rows = [
-        (
-            name,
-            amount(name, fact.value),
-            fact.source + ("" if fact.line is None else f", line {fact.line}"),
+    rows = []
+    for name, fact in sorted(facts.items()):
+        rows.append(
+            (
+                name,
+                amount(name, fact.value),
+                fact.source + ("" if fact.line is None else f", line {fact.line}"),
+            )
         )
-        for name, fact in sorted(facts.items())
-    ]
     return _details(f"Numbers ({len(rows)})", _table(rows))
 
 
@@ -427,9 +437,9 @@ def _settings(settings: Mapping[str, SettingInForce]) -> str:
     if not settings:
         return ""
     whose = {True: "set by the user", False: "default", None: ""}
-    rows = [
-        (name, str(row.value), whose[row.set_by_user]) for name, row in sorted(settings.items())
-    ]
+    rows = []
+    for name, row in sorted(settings.items()):
+        rows.append((name, str(row.value), whose[row.set_by_user]))
     return _details(f"Effective settings ({len(rows)})", _table(rows))
 
 
@@ -438,7 +448,7 @@ def _details(summary: str, inside: str) -> str:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    body = "".join(_row(row) for row in rows)
+    body = "".join(map(_row, rows))
     return f'<div class="wide"><table>\n{body}</table></div>\n'
 
 

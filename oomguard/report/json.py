@@ -15,6 +15,7 @@ from typing import Any, Final
 from oomguard.core.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
 from oomguard.core.presentable import masked, well_formed
 
+# Other programs read this. Keys may be added, but none is renamed or removed.
 SCHEMA: Final = 1
 # JSON allows these characters unescaped, but a terminal or a strict reader may not: DEL, C1
 # controls, changed text direction, lone surrogates.
@@ -36,10 +37,10 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "schema": SCHEMA,
         "source": diagnosis.source,
         "verdict": diagnosis.verdict,
-        "incidents": [_incident(incident) for incident in shown.incidents],
-        "starts": [_start(start) for start in shown.starts],
+        "incidents": list(map(_incident, shown.incidents)),
+        "starts": list(map(_start, shown.starts)),
         **snapshot,
-        **({"notes": [plain_value(note) for note in shown.notes]} if shown.notes else {}),
+        **({"notes": plain_value(shown.notes)} if shown.notes else {}),
     }
 
 
@@ -50,7 +51,10 @@ def incident_dict(incident: Incident) -> dict[str, Any]:
 
 def stored_incident(incident: Incident) -> dict[str, Any]:
     """Return one incident for storage: the contract's object plus the rounding of its figures."""
-    slack = {name: fact.slack for name, fact in sorted(incident.facts.items()) if fact.slack}
+    slack = {}
+    for name, fact in sorted(incident.facts.items()):
+        if fact.slack:
+            slack[name] = fact.slack
     return incident_dict(incident) | {"slack": plain_value(slack)}
 
 
@@ -88,7 +92,7 @@ def plain_value(value: object) -> Any:
     if isinstance(value, Mapping):
         return {well_formed(str(key)): plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_value(item) for item in value]
+        return list(map(plain_value, value))
     return well_formed(str(value))
 
 
@@ -96,11 +100,39 @@ def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(float(value))
     except OverflowError:
+        # An integer beyond a double has no JSON number that every reader accepts.
         return False
 
 
 def _incident(incident: Incident) -> dict[str, Any]:
     place = incident.location
+    facts = {}
+    for name, fact in sorted(incident.facts.items()):
+        facts[name] = fact.value
+    causes = []
+    for cause in incident.causes:
+        causes.append(
+            {
+                "id": cause.id,
+                "rule": cause.rule,
+                "confidence": cause.confidence,
+                "evidence": _evidence(cause.evidence),
+                "explanation": cause.explanation,
+                "title": cause.title,
+                "confirm": cause.confirm,
+            }
+        )
+    alternatives = []
+    for a in incident.alternatives:
+        alternatives.append(
+            {
+                "setting": a.setting,
+                "to": a.new,
+                "why_not": a.why_not,
+                "as_flag": a.as_flag,
+                "as_kwarg": a.as_kwarg,
+            }
+        )
     row = {
         "kind": incident.kind,
         "is_oom": incident.is_oom,
@@ -113,32 +145,12 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "start": incident.start,
         "also_in": incident.also_in,
         "wrappers": _evidence(incident.wrappers),
-        "facts": {name: fact.value for name, fact in sorted(incident.facts.items())},
-        "causes": [
-            {
-                "id": cause.id,
-                "rule": cause.rule,
-                "confidence": cause.confidence,
-                "evidence": _evidence(cause.evidence),
-                "explanation": cause.explanation,
-                "title": cause.title,
-                "confirm": cause.confirm,
-            }
-            for cause in incident.causes
-        ],
-        "actions": [_action(action) for action in incident.actions],
-        "plan": [_patch(patch) for patch in incident.plan],
+        "facts": facts,
+        "causes": causes,
+        "actions": list(map(_action, incident.actions)),
+        "plan": list(map(_patch, incident.plan)),
         "budget": _budget(incident.budget),
-        "alternatives": [
-            {
-                "setting": a.setting,
-                "to": a.new,
-                "why_not": a.why_not,
-                "as_flag": a.as_flag,
-                "as_kwarg": a.as_kwarg,
-            }
-            for a in incident.alternatives
-        ],
+        "alternatives": alternatives,
         "unknown": incident.unknown,
         "missing": incident.missing
         and {"what": incident.missing.what, "command": incident.missing.command},
@@ -146,28 +158,33 @@ def _incident(incident: Incident) -> dict[str, Any]:
         if incident.certainty_ratio is None
         else round(incident.certainty_ratio, 3),
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _start(start: EngineStart) -> dict[str, Any]:
+    facts = {}
+    for name, fact in sorted(start.facts.items()):
+        facts[name] = fact.value
+    settings = {}
+    for name, setting in sorted(start.settings.items()):
+        settings[name] = {
+            "value": setting.value,
+            "set_by_user": setting.set_by_user,
+            "source": setting.source,
+        }
     row = {
         "start": start.number,
         "framework": start.framework,
         "framework_version": start.framework_version,
         "line": start.line,
-        "facts": {name: fact.value for name, fact in sorted(start.facts.items())},
-        "settings": {
-            name: {
-                "value": setting.value,
-                "set_by_user": setting.set_by_user,
-                "source": setting.source,
-            }
-            for name, setting in sorted(start.settings.items())
-        },
+        "facts": facts,
+        "settings": settings,
         "settings_complete": start.settings_complete,
         "budget": _budget(start.budget),
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _action(action: Action) -> dict[str, Any]:
@@ -186,7 +203,8 @@ def _action(action: Action) -> dict[str, Any]:
         "cost": action.cost,
         "blocked_by": action.blocked_by,
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _patch(patch: Patch) -> dict[str, Any]:
@@ -208,13 +226,14 @@ def _patch(patch: Patch) -> dict[str, Any]:
         "rule": patch.rule,
         "group": patch.group,
     }
-    return {key: plain_value(value) for key, value in row.items()}
+    answer: dict[str, Any] = plain_value(row)
+    return answer
 
 
 def _budget(budget: Budget) -> dict[str, Any]:
-    parts = [
-        {"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts
-    ]
+    parts = []
+    for part in budget.parts:
+        parts.append({"name": part.name, "bytes": part.bytes, "source": part.source})
     return {
         "device_total_bytes": budget.device_total_bytes,
         "parts": parts,
@@ -223,4 +242,4 @@ def _budget(budget: Budget) -> dict[str, Any]:
 
 
 def _evidence(evidence: tuple[Evidence, ...]) -> list[str]:
-    return [str(line) for line in evidence]
+    return list(map(str, evidence))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import format_gib
-from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
+from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Evidence, Incident
 from oomguard.core.presentable import drawn
 from oomguard.remedy.actions import action_why, ruled_out_changes
 from oomguard.report.bar import contradiction, percent, segments
@@ -53,10 +53,15 @@ def to_markdown(diagnosis: Diagnosis) -> str:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
     else:
         text = f"**{inline(shown.source or 'text')}**: {shown.without_failure}\n"
-        text += "".join(f"\n{_start(start)}" for start in shown.starts)
+        for start in shown.starts:
+            text += f"\n{_start(start)}"
     for device in shown.snapshot.devices if shown.snapshot else ():
         text += f"\n{_device(device)}"
-    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes if note != EMPTY)
+    # The note about an empty input repeats what the text already says.
+    for note in shown.notes:
+        if note != EMPTY:
+            text += f"\n- note: {inline(note)}\n"
+    return text
 
 
 def inline(text: object) -> str:
@@ -70,7 +75,7 @@ def inline(text: object) -> str:
 
 def cell(text: object) -> str:
     """Escape a text for a table cell, with its line breaks."""
-    return "<br>".join(inline(line) for line in str(text).split("\n"))
+    return "<br>".join(map(inline, str(text).split("\n")))
 
 
 def code(text: str) -> str:
@@ -87,7 +92,9 @@ def code(text: str) -> str:
 
 def fenced(text: str) -> list[str]:
     """Return a text as a fenced block, with a fence longer than any backticks in it."""
+    # The text may contain a fence of its own, such as a quoted report.
     longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
+    # A fence must be longer than any run of backticks in the text.
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *text.split("\n"), fence]
 
@@ -103,16 +110,15 @@ def _incident(shown: ShownIncident, source: str) -> str:
         lines += ["", inline(text)]
     if incident.actions:
         lines += ["", "**What to do**", ""]
-        lines += [
-            f"{number}. {_action(action)}" for number, action in enumerate(incident.actions, 1)
-        ]
+        for number, action in enumerate(incident.actions, 1):
+            lines.append(f"{number}. {_action(action)}")
     lines += ["", *_budget(incident.budget)]
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
         lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
     lines += [f"- not changed: {inline(text)}" for text in ruled_out_changes(incident)]
     for other in incident.alternatives:
-        paste = " or ".join(code(text) for text in pastes(other))
+        paste = " or ".join(map(code, pastes(other)))
         if tradeoff(other):
             cost = f" Cost: {inline(tradeoff(other))}"
         else:
@@ -120,7 +126,7 @@ def _incident(shown: ShownIncident, source: str) -> str:
         what = paste or inline(instead(other))
         lines.append(f"- instead: {what} ({inline(other.why_not)}){cost}")
     if incident.unknown:
-        lines.append(f"- unknown: {' '.join(inline(text) for text in incident.unknown)}")
+        lines.append(f"- unknown: {' '.join(map(inline, incident.unknown))}")
     if incident.missing:
         lines.append(
             f"- to decide: {inline(incident.missing.what)}: {code(incident.missing.command)}"
@@ -139,7 +145,7 @@ def _action(action: Action) -> str:
     texts += (
         [f"oomguard run needs permission: {inline(action.blocked_by)}"] if action.blocked_by else []
     )
-    return "<br>".join(text for text in texts if text)
+    return "<br>".join(filter(None, texts))
 
 
 def _budget(budget: Budget) -> list[str]:
@@ -156,27 +162,30 @@ def _budget(budget: Budget) -> list[str]:
     else:
         whole = "share"
     rows = [f"| where the bytes went | size | {whole} |", "|---|---:|---:|"]
-    rows += [
-        f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |"
-        for p in parts
-    ]
+    for part in parts:
+        if total:
+            share = cell(percent(part.ratio))
+        else:
+            share = ""
+        rows.append(f"| {cell(part.name)} | {format_gib(part.bytes)} | {share} |")
     return [*rows, "", *conflict]
 
 
 def _evidence(incident: Incident) -> list[str]:
-    seen = {
-        line.text if line.line is None else line.line: line
-        for line in (
-            *incident.wrappers,
-            *(e for cause in incident.causes for e in cause.evidence),
-            *incident.evidence,
-        )
-    }
+    evidence = list(incident.wrappers)
+    for cause in incident.causes:
+        evidence += cause.evidence
+    seen: dict[int | str, Evidence] = {}
+    for line in (*evidence, *incident.evidence):
+        if line.line is None:
+            seen[line.text] = line
+        else:
+            seen[line.line] = line
     if not seen:
         return []
     lines = sorted(seen.values(), key=lambda line: (line.line is None, line.line or 0))
     summary = f"<details><summary>Evidence ({len(lines)})</summary>"
-    return ["", summary, "", *fenced("\n".join(str(line) for line in lines)), "", "</details>"]
+    return ["", summary, "", *fenced("\n".join(map(str, lines))), "", "</details>"]
 
 
 def _device(device: DeviceMemory) -> str:
@@ -193,7 +202,7 @@ def _device(device: DeviceMemory) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> list[str]:
-    body = [f"| {' | '.join(cell(text) for text in row)} |" for row in rows]
+    body = [f"| {' | '.join(map(cell, row))} |" for row in rows]
     return [f"| {' | '.join(headings)} |", f"|{aligned}|", *body]
 
 
@@ -248,7 +257,10 @@ def markdown_console() -> Console:
                     self._write("block", fenced(captured.get().strip("\n")))
 
         def _print_lines(self, text: Text) -> None:
-            lines = [inline(line) for line in text.plain.split("\n") if line.strip()]
+            lines = []
+            for line in text.plain.split("\n"):
+                if line.strip():
+                    lines.append(inline(line))
             if text.style == "bold":
                 self._write("heading", [f"**{line}**" for line in lines])
             else:
@@ -286,7 +298,10 @@ def table_lines(table: Table, *, is_continued: bool = False) -> list[str]:
     def shown(value: Any) -> str:
         return cell(Text.from_markup(value).plain if isinstance(value, str) else value)
 
-    rows = zip(*([shown(value) for value in column.cells] for column in table.columns), strict=True)
+    columns = []
+    for column in table.columns:
+        columns.append(map(shown, column.cells))
+    rows = zip(*columns, strict=True)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     if is_continued and not table.show_header:
         return lines

@@ -60,13 +60,16 @@ Commands = Mapping[str, str]
 MOST_LINES: Final = 24
 _COLUMNS: Final = 80
 _BLANK_LINES: Final = 3
+# With fewer options than this, the explanation is shortened instead.
 _LEAST_OPTIONS: Final = 2
 _MOST_OPTIONS: Final = 4
 _MARGIN: Final = "  "
 # The characters of the paragraph that says why: as a rule, and in a panel that is too long.
 _WHY_CHARS: Final = 260
 _SHORT_WHY_CHARS: Final = 120
+# The commands end here, so that the effects behind them form a column.
 _LEFT_COLUMNS: Final = 56
+# Longer commands leave no room for their effect, so the title is shown.
 _COMMAND_COLUMNS: Final = 48
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 # A sentence that continues the one before it.
@@ -129,25 +132,25 @@ def panel(shown: ShownIncident, options: PanelOptions) -> list[RenderableType]:
     foot = _foot(incident, options)
     is_limited = options.width >= _COLUMNS and not options.full
     left = MOST_LINES - len(head) - len(evidence) - len(bar) - len(foot) - _BLANK_LINES
+    # Options help more than a long explanation, which `explain` has in full.
     if is_limited and left - len(why) < _LEAST_OPTIONS + 2:
         why = _why(incident, options, _SHORT_WHY_CHARS)
     room = None
     if not options.full:
         room = _MOST_OPTIONS
-    if is_limited:  # the heading of the options and the count of the others take a line each
+    # The heading of the options and the count of the others take a line each.
+    if is_limited:
         room = min(_MOST_OPTIONS, max(1, left - len(why) - 2))
     others = _other_options(incident, options, room)
     lines: list[RenderableType] = [*head]
     for section in (why, others, evidence):
         if section:
             lines += [blank, *section]
-    spare = MOST_LINES - len(lines) - len(bar) - len(foot)
-    for part in (bar, foot):  # blank lines only if they leave the panel short
-        if part and spare > 0:
-            lines.append(blank)
-            spare -= 1
-        lines += part
-    return lines
+    # The bar gets a blank line if it leaves the panel short. The foot, which begins with a bold
+    # heading, needs none.
+    if bar and len(lines) + len(bar) + len(foot) < MOST_LINES:
+        lines.append(blank)
+    return [*lines, *bar, *foot]
 
 
 def _hung(text: str, options: PanelOptions, *, first: str = "", rest: str = _MARGIN) -> list[Text]:
@@ -161,7 +164,7 @@ def _hung(text: str, options: PanelOptions, *, first: str = "", rest: str = _MAR
         subsequent_indent=rest,
         break_on_hyphens=False,
     )
-    return [Text(line) for line in wrapped]
+    return list(map(Text, wrapped))
 
 
 def _headed(name: str, text: str, options: PanelOptions, color: str = "") -> list[Text]:
@@ -188,6 +191,7 @@ def _what_died(incident: Incident, options: PanelOptions) -> list[Text]:
 
 def _do_this(incident: Incident, options: PanelOptions) -> list[Text]:
     """Return the first action with the text to paste, and its cost."""
+    # An event that is no failure has no action.
     if not incident.actions:
         return []
     action = incident.actions[0]
@@ -196,10 +200,12 @@ def _do_this(incident: Incident, options: PanelOptions) -> list[Text]:
     if command is not None:
         lines.append(_command(command, options))
     elif action.why:
+        # Without a text to paste, the reason says which number is missing.
         lines += _hung(_sentences(action.why, _WHY_CHARS), options, first=_MARGIN)
     if action.cost:
         cost = _first_sentence(action.cost)
         lines += _hung(f"Cost: {cost[0].lower()}{cost[1:]}", options, first=_MARGIN)
+    # Only run could have applied it, so only there a reason is needed.
     if options.is_run and action.blocked_by:
         lines += _hung(f"Not done: {action.blocked_by}", options, first=_MARGIN)
     return lines
@@ -216,7 +222,11 @@ def _pasted(action: Action, incident: Incident, options: PanelOptions) -> str | 
     whole = (options.commands or {}).get(action.id)
     if whole is not None:
         return whole
-    patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
+    patch = None
+    for one in incident.plan:
+        if one.setting == action.id and one.new == action.new:
+            patch = one
+            break
     if options.command and action.new is not None and (action.command or "").startswith("--"):
         settings = {action.id: action.new}
         for other in incident.plan:
@@ -229,13 +239,16 @@ def _pasted(action: Action, incident: Incident, options: PanelOptions) -> str | 
             return changed
     if patch is None or patch.as_flag is None or patch.as_flag != action.command:
         return action.command
-    group = [
-        other
-        for other in incident.plan
-        if patch.group is not None and other.group == patch.group and other.as_flag is not None
-    ]
+    group = []
+    for other in incident.plan:
+        if patch.group is not None and other.group == patch.group and other.as_flag is not None:
+            group.append(other)
     flags = " ".join(str(other.as_flag) for other in group) or patch.as_flag
-    words = ", ".join(str(other.as_kwarg) for other in group or [patch] if other.as_kwarg)
+    keywords = []
+    for other in group or [patch]:
+        if other.as_kwarg:
+            keywords.append(str(other.as_kwarg))
+    words = ", ".join(keywords)
     line = f"{flags}  # in Python: {words}"
     if words and len(_MARGIN + line) <= options.width:
         return line
@@ -306,7 +319,7 @@ def _first_sentence(text: str) -> str:
 
 def _other_options(incident: Incident, options: PanelOptions, room: int | None) -> list[Text]:
     """Return the other actions and alternatives, one line each with the cost."""
-    rows = [_option(action) for action in incident.actions[1:]]
+    rows = list(map(_option, incident.actions[1:]))
     named = {action.id for action in incident.actions}
     for other in incident.alternatives:
         # a setting without a value or a direction is no option that a reader can choose
@@ -315,11 +328,13 @@ def _other_options(incident: Incident, options: PanelOptions, room: int | None) 
             paste = pastes(other)
             left = paste[0] if paste else instead(other)
             rows.append((left, other.why_not if options.full else "", tradeoff(other)))
-    rows += [(text, "not changed", "") for text in ruled_out_changes(incident)]
+    for text in ruled_out_changes(incident):
+        rows.append((text, "not changed", ""))
     if not rows:
         return []
     if room is not None and len(rows) == room + 1:
-        room += 1  # a line for the last option instead of a line that says it is left out
+        # A line for the last option instead of a line that says it is left out.
+        room += 1
     shown = rows[:room]
     lines = _hung("Other options:", options)
     lines[0].stylize("bold")
@@ -422,7 +437,9 @@ def _quoted(incident: Incident) -> tuple[Evidence | None, list[tuple[int, int]]]
     """Return the line with most figures of the headline, and where they are in it."""
     lines = [*incident.evidence]
     for cause in incident.causes[:1]:
-        lines += [one for one in cause.evidence if one.line is not None]
+        for one in cause.evidence:
+            if one.line is not None:
+                lines.append(one)
     if not lines:
         return None, []
     at = incident.location.line
@@ -433,10 +450,13 @@ def _quoted(incident: Incident) -> tuple[Evidence | None, list[tuple[int, int]]]
     for line in lines:
         spans = [_place_of(incident.facts[name], line.text) for name in names]
         # the first figure of the headline counts more than all others
-        weight = sum(2.0**-place for place, span in enumerate(spans) if span is not None)
+        weight = 0.0
+        for place, span in enumerate(spans):
+            if span is not None:
+                weight += 2.0**-place
         if weight > best_weight:
             best, best_weight = line, weight
-            best_spans = [span for span in spans if span is not None]
+            best_spans = list(filter(None, spans))
     return best, best_spans
 
 
@@ -451,7 +471,8 @@ def _place_of(fact: Fact, text: str) -> tuple[int, int] | None:
             continue
         has_unit = figure.group()[-1].isalpha()
         if fact.name.endswith("_bytes") and not has_unit and value < MIB:
-            continue  # a number of something else
+            # A number of something else.
+            continue
         if abs(value - fact.value) <= max(fact.slack, _SAME_RATIO * abs(fact.value)):
             return figure.span()
     return None
@@ -466,15 +487,29 @@ def _number(figure: str) -> float | None:
         return None
 
 
+# A window keeps this much space for the text around its figures.
+_AROUND_CHARS: Final = 12
+
+
 def _window(text: str, spans: Sequence[tuple[int, int]], room: int) -> tuple[str, int]:
     """Return the part of a line that shows most figures, and how many characters are before it."""
     if len(text) <= room:
         return text, 0
     first = 0
     if spans:
-        starts = sorted(start for start, _ in spans)
-        best = max(starts, key=lambda one: sum(one <= s and e <= one + room - 12 for s, e in spans))
-        seen = max(e for s, e in spans if best <= s and (e <= best + room - 12 or s == best))
+        best = 0
+        seen = 0
+        most = 0
+        for start, own_end in sorted(spans):
+            # The figures that fit into a window which begins at this one; it always has its own.
+            ends = [own_end]
+            for other, end in spans:
+                if start <= other and end <= start + room - _AROUND_CHARS:
+                    ends.append(end)
+            if len(ends) > most:
+                best = start
+                seen = max(ends)
+                most = len(ends)
         first = max(0, min(best - max(4, (room - (seen - best)) // 2), len(text) - room))
     part = text[first : first + room]
     if first:
@@ -511,12 +546,14 @@ def _foot(incident: Incident, options: PanelOptions) -> list[Text]:
     """Return how to find an open cause, and where to read more."""
     lines: list[Text] = []
     unknown = incident.unknown
-    if not options.full:  # a new wording is worth a line, missing numbers are not
+    # A new wording is worth a line, missing numbers are not.
+    if not options.full:
         unknown = unknown[: int(incident.certainty_ratio is not None)]
     if unknown:
         lines += _headed("Unknown", " ".join(unknown), options)
     missing = incident.missing
-    if missing is not None and not any(one.command == missing.command for one in incident.actions):
+    commands = [action.command for action in incident.actions]
+    if missing is not None and missing.command not in commands:
         lines += _headed("To find the cause", missing.what, options)
         lines.append(_command(missing.command, options))
     first = incident.causes[0] if incident.causes else None

@@ -22,9 +22,11 @@ from oomguard.core.presentable import engine
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.remedy.actions import amount
 
+# A log of many workers would fill the line with their names.
 _SHOWN_NAMES: Final = 6
 # oomguard shows two causes as one decision if their confidences differ by less.
 CLOSE_CONFIDENCE: Final = 0.1
+# A second cause that is less likely than this would only distract.
 LIKELY_CONFIDENCE: Final = 0.4
 # Facts of a start that identify the model and how it ran; effective settings follow them.
 _NOTED_FACTS: Final = (
@@ -52,17 +54,24 @@ def shown_once(diagnosis: Diagnosis) -> list[ShownIncident]:
     groups: dict[tuple[object, ...], list[Incident]] = {}
     for incident in diagnosis.incidents:
         groups.setdefault(_sameness(incident), []).append(incident)
-    return [
-        ShownIncident(
-            same[0],
-            tuple(dict.fromkeys(i.start for i in same)) if any(i.start > 1 for i in same) else (),
-            sum(i.repeated for i in same),
-        )
-        for same in groups.values()
-    ]
+    shown = []
+    for same in groups.values():
+        starts = tuple(dict.fromkeys(incident.start for incident in same))
+        # A log of one start does not number its start.
+        if max(starts) <= 1:
+            starts = ()
+        repeated = sum(incident.repeated for incident in same)
+        shown.append(ShownIncident(same[0], starts, repeated))
+    return shown
 
 
 def _sameness(incident: Incident) -> tuple[object, ...]:
+    causes = []
+    for cause in incident.causes:
+        causes.append((cause.id, cause.rule, cause.confidence, cause.explanation))
+    actions = []
+    for a in incident.actions:
+        actions.append((a.id, str(a.old), str(a.new), a.title, a.why, a.blocked_by))
     return (
         incident.kind,
         incident.framework,
@@ -70,21 +79,19 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
         incident.phase,
         incident.headline,
         tuple(sorted((name, str(fact.value)) for name, fact in incident.facts.items())),
-        tuple(
-            (cause.id, cause.rule, cause.confidence, cause.explanation) for cause in incident.causes
-        ),
-        tuple(
-            (a.id, str(a.old), str(a.new), a.title, a.why, a.blocked_by) for a in incident.actions
-        ),
+        tuple(causes),
+        tuple(actions),
         incident.alternatives,
         incident.budget,
         incident.unknown,
     )
 
 
+# The first line of each kind of failure is data: a new engine needs only a new row.
 _FIRST_LINE: Final = Path(__file__).with_name("first_line.toml")
-# A word such as "One", whose first letter is small inside a sentence; "CUDA" and "vLLM" stay.
+# A message may be a page long.
 _MESSAGE_CHARS: Final = 120
+# A word such as "One", whose first letter is small inside a sentence; "CUDA" and "vLLM" stay.
 _WORD: Final = re.compile(r"[A-Z][a-z]*\b")
 
 
@@ -109,11 +116,13 @@ def what_died(incident: Incident) -> str:
     engine_name = framework_name(incident.framework)
     begins = row["text"].format(engine=engine_name)
     figures = incident.headline
+    # An unknown wording has no headline, so the message itself is shown.
     if incident.kind == "other":
         figures = shortened(incident.message, _MESSAGE_CHARS)
     if not begins:
         return figures
     if incident.kind != "other":
+        # The sentence has one colon, after the program.
         figures = figures.replace(": ", ", ", 1)
     if _WORD.match(figures):
         figures = figures[0].lower() + figures[1:]
@@ -149,9 +158,7 @@ def place(incident: Incident, source: str = "") -> str:
         phase = ""
     else:
         phase = incident.phase.replace("_", " ")
-    return ", ".join(
-        text for text in (engine(incident), phase, incident.location.process, line) if text
-    )
+    return ", ".join(filter(None, (engine(incident), phase, incident.location.process, line)))
 
 
 def echoes(shown: ShownIncident) -> str:
@@ -164,11 +171,14 @@ def echoes(shown: ShownIncident) -> str:
     if shown.repeated > 1:
         texts.append(f"printed {shown.repeated} times")
     if shown.starts:
-        starts = [str(number) for number in shown.starts]
+        starts = list(map(str, shown.starts))
         texts.append(f"start {starts[0]}" if len(starts) == 1 else f"starts {_listed(starts)}")
     if incident.also_in:
         texts.append(f"also in {_listed(incident.also_in)}")
-    lines = [str(line.line) for line in incident.wrappers if line.line is not None]
+    lines = []
+    for line in incident.wrappers:
+        if line.line is not None:
+            lines.append(str(line.line))
     if lines:
         texts.append(f"passed on at {'line' if len(lines) == 1 else 'lines'} {_listed(lines)}")
     elif incident.wrappers:
@@ -215,10 +225,11 @@ def why(patch: Patch) -> str:
 
 def shown_causes(incident: Incident) -> tuple[Cause, ...]:
     """Return the likeliest cause, and the second if it is likely and not ``unknown``."""
-    second = [
-        c for c in incident.causes[1:2] if c.id != "unknown" and c.confidence >= LIKELY_CONFIDENCE
-    ]
-    return (*incident.causes[:1], *second)
+    if len(incident.causes) > 1:
+        second = incident.causes[1]
+        if second.id != "unknown" and second.confidence >= LIKELY_CONFIDENCE:
+            return incident.causes[:2]
+    return incident.causes[:1]
 
 
 def decide_by(incident: Incident) -> str:
@@ -234,7 +245,7 @@ def pastes(item: Patch | Alternative) -> list[str]:
     """Return the texts to paste: flag, keyword argument and environment variable."""
     if item.new is None:
         return []
-    return [text for text in (item.as_flag, item.as_kwarg, getattr(item, "as_env", None)) if text]
+    return list(filter(None, (item.as_flag, item.as_kwarg, getattr(item, "as_env", None))))
 
 
 def blocked(patch: Patch) -> str:
@@ -263,26 +274,21 @@ def confidence(value: float) -> str:
 
 def settings_of_note(start: EngineStart) -> list[tuple[str, str]]:
     """Return (name, value) of the model and of the user's settings, in the engine's order."""
-    rows = {name: start.facts[name].value for name in _NOTED_FACTS if name in start.facts}
+    rows = {}
+    for name in _NOTED_FACTS:
+        if name in start.facts:
+            rows[name] = start.facts[name].value
     for name, setting in start.settings.items():
         if setting.set_by_user is not False and setting.value is not None:
             rows.pop(SETTING_FACTS.get(name, ""), None)
             rows[name] = setting.value
-    return [
-        (name.removesuffix("_ratio") if name.endswith("_ratio") else name, amount(name, value))
-        for name, value in rows.items()
-    ]
+    return [(name.removesuffix("_ratio"), amount(name, value)) for name, value in rows.items()]
 
 
 def capacity(start: EngineStart) -> str:
     """Return how many tokens and requests fit in the KV cache; "" if unknown."""
-    tokens, longest = (
-        fact.value if fact is not None and not isinstance(fact.value, (str, bool)) else None
-        for fact in (
-            start.facts.get("kv_cache_capacity_tokens"),
-            start.facts.get("max_model_len_tokens"),
-        )
-    )
+    tokens = _number(start, "kv_cache_capacity_tokens")
+    longest = _number(start, "max_model_len_tokens")
     if not tokens:
         return ""
     text = f"The KV cache holds {tokens:,.0f} tokens"
@@ -291,10 +297,17 @@ def capacity(start: EngineStart) -> str:
     return f"{text}: {tokens / longest:.2f} requests of {longest:,.0f} tokens at once"
 
 
+def _number(start: EngineStart, name: str) -> float | None:
+    fact = start.facts.get(name)
+    if fact is None or isinstance(fact.value, (str, bool)):
+        return None
+    return fact.value
+
+
 def start_title(start: EngineStart) -> str:
     """Return a title such as ``start 2, vllm 0.32.0, line 14``."""
     if start.line is None:
         line = None
     else:
         line = f"line {start.line}"
-    return ", ".join(text for text in (f"start {start.number}", engine(start), line) if text)
+    return ", ".join(filter(None, (f"start {start.number}", engine(start), line)))

@@ -70,10 +70,8 @@ def record_markdown(record: Shown) -> str:
     if reasons:
         lines += [inline(masked(reasons)), ""]
     lines += ["| part | size | source |", "|---|---:|---|"]
-    lines += [
-        f"| {cell(part.name)} | {format_gib(part.bytes)} | {cell(part.source)} |"
-        for part in budget.parts
-    ]
+    for part in budget.parts:
+        lines.append(f"| {cell(part.name)} | {format_gib(part.bytes)} | {cell(part.source)} |")
     if command:
         lines += ["", *fenced(command)]
     return "\n".join(lines) + "\n"

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")
+# The tables must fit on a screen. The JSON contains all rows.
 SHOWN_GROUPS: Final = 8
 SHOWN_STACKS: Final = 8
+# torch writes a snapshot on request, so the allocator may have gone on after the failure.
 _UNDONE: Final = (
     "The snapshot was taken {events} later. oomguard undid them, so the blocks are those at the "
     "failure."
@@ -32,6 +34,7 @@ _LATER: Final = (
     "The snapshot was taken {events} later, and oomguard could not undo them. The blocks are those "
     "at the snapshot, so they do not explain the failure."
 )
+# Recording stacks is optional in torch, and C++ threads have no Python stack.
 NO_STACK: Final = "no Python stack (not recorded, or a C++ thread such as autograd's)"
 
 
@@ -78,7 +81,8 @@ def _refused(device: DeviceMemory, refusal: Refusal) -> Iterator[str]:
         parts.append(
             f"{'the' if parts else 'The'} device had {format_gib(refusal.device_free_bytes)} free"
         )
-    yield " ".join(f"{text}." for text in (_asked(refusal), "; ".join(parts)) if text)
+    texts = filter(None, (_asked(refusal), "; ".join(parts)))
+    yield " ".join(f"{text}." for text in texts)
     if device.is_later:
         yield _LATER.format(events=_counted(device.later_events, "event"))
     elif device.later_events:
@@ -106,7 +110,11 @@ def _states(device: DeviceMemory) -> list[tuple[str, int]]:
         ("free between blocks in use", device.split_bytes),
         ("in free segments", device.free_bytes),
     ]
-    return [row for row in rows if row[1]]
+    shown = []
+    for row in rows:
+        if row[1]:
+            shown.append(row)
+    return shown
 
 
 def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str, str, str, str]]:
@@ -132,17 +140,18 @@ def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str,
 
 def group_rows(device: DeviceMemory) -> list[tuple[str, ...]]:
     """Return the segments by pool, stream and block size."""
-    rows: list[tuple[str, ...]] = [
-        (
-            group_name(group),
-            f"{group.segments:,}",
-            format_gib(group.reserved_bytes),
-            format_gib(group.live_bytes),
-            format_gib(group.free_bytes),
-            format_gib(group.largest_free_bytes),
+    rows: list[tuple[str, ...]] = []
+    for group in device.groups[:SHOWN_GROUPS]:
+        rows.append(
+            (
+                group_name(group),
+                f"{group.segments:,}",
+                format_gib(group.reserved_bytes),
+                format_gib(group.live_bytes),
+                format_gib(group.free_bytes),
+                format_gib(group.largest_free_bytes),
+            )
         )
-        for group in device.groups[:SHOWN_GROUPS]
-    ]
     more = len(device.groups[SHOWN_GROUPS:]) + device.other_groups
     if more:
         return [*rows, (f"{more:,} more", "", "", "", "", "")]
@@ -157,15 +166,16 @@ def group_name(group: SegmentGroup) -> str:
     else:
         pool = f"private pool {group.pool[0]}:{group.pool[1]}"
     stream = f"stream {group.stream:#x}" if group.stream else None
-    return ", ".join(
-        text for text in (pool, size, stream, "expandable" if group.is_expandable else None) if text
-    )
+    names = [pool, size, stream]
+    if group.is_expandable:
+        names.append("expandable")
+    return ", ".join(filter(None, names))
 
 
 def stack_text(frames: tuple[Frame, ...], most: int = 3) -> str:
     """Return the innermost lines of a stack in one line."""
     if frames:
-        return " < ".join(str(frame) for frame in frames[:most])
+        return " < ".join(map(str, frames[:most]))
     return NO_STACK
 
 
@@ -176,7 +186,7 @@ def snapshot_panel(device: DeviceMemory, *, ascii_only: bool = False) -> Rendera
     from rich.panel import Panel
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(text) for text in sentences(device)]
+    parts: list[RenderableType] = list(map(Text, sentences(device)))
     if device.stacks:
         parts += [
             Text(),
@@ -210,7 +220,7 @@ def _table(
             heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -218,7 +228,7 @@ def snapshot_dict(snapshot: Snapshot) -> dict[str, Any]:
     """Return a snapshot as the contract's object, with its texts unchanged."""
     return {
         "allocator_options": snapshot.settings,
-        "devices": [_device_dict(device) for device in snapshot.devices],
+        "devices": list(map(_device_dict, snapshot.devices)),
     }
 
 
@@ -236,6 +246,32 @@ def _counted(number: int, name: str) -> str:
 
 def _device_dict(device: DeviceMemory) -> dict[str, Any]:
     refusal = device.refusal
+    stacks = []
+    for stack in device.stacks:
+        stacks.append(
+            {
+                "bytes": stack.bytes,
+                "blocks": stack.blocks,
+                "largest_bytes": stack.largest_bytes,
+                "frames": _frames(stack.frames),
+            }
+        )
+    pools = []
+    for group in device.groups:
+        pools.append(
+            {
+                "pool": group.pool and list(group.pool),
+                "stream": group.stream,
+                "large": group.is_large,
+                "expandable": group.is_expandable,
+                "segments": group.segments,
+                "reserved_bytes": group.reserved_bytes,
+                "live_bytes": group.live_bytes,
+                "free_bytes": group.free_bytes,
+                "largest_free_block_bytes": group.largest_free_bytes,
+                "waiting_bytes": group.waiting_bytes,
+            }
+        )
     return {
         "gpu_index": device.index,
         "segments": device.segments,
@@ -257,34 +293,12 @@ def _device_dict(device: DeviceMemory) -> dict[str, Any]:
             "largest_free_block_bytes": refusal.largest_free_bytes,
             "waiting_blocks_bytes": refusal.waiting_blocks_bytes,
         },
-        "earlier_refusals": [_asked_dict(earlier) for earlier in device.earlier_refusals],
+        "earlier_refusals": list(map(_asked_dict, device.earlier_refusals)),
         "later_events": device.later_events,
         "blocks_are_later": device.is_later,
-        "stacks": [
-            {
-                "bytes": stack.bytes,
-                "blocks": stack.blocks,
-                "largest_bytes": stack.largest_bytes,
-                "frames": _frames(stack.frames),
-            }
-            for stack in device.stacks
-        ],
+        "stacks": stacks,
         "other_stacks": {"stacks": device.other_stacks, "bytes": device.other_stacks_bytes},
-        "pools": [
-            {
-                "pool": group.pool and list(group.pool),
-                "stream": group.stream,
-                "large": group.is_large,
-                "expandable": group.is_expandable,
-                "segments": group.segments,
-                "reserved_bytes": group.reserved_bytes,
-                "live_bytes": group.live_bytes,
-                "free_bytes": group.free_bytes,
-                "largest_free_block_bytes": group.largest_free_bytes,
-                "waiting_bytes": group.waiting_bytes,
-            }
-            for group in device.groups
-        ],
+        "pools": pools,
         "other_pools": device.other_groups,
     }
 
@@ -296,6 +310,7 @@ def _asked_dict(refusal: Refusal) -> dict[str, Any]:
 
 
 def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:
-    return [
-        {"file": frame.file, "line": frame.line, "function": frame.function} for frame in frames
-    ]
+    rows = []
+    for frame in frames:
+        rows.append({"file": frame.file, "line": frame.line, "function": frame.function})
+    return rows

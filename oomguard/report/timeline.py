@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB, MIB, format_gib
 from oomguard.core.installation import install_hint
-from oomguard.core.measurements import MemoryUse, SeenCall, TimedAttempt, Timeline
+from oomguard.core.measurements import (
+    MemoryUse,
+    SeenCall,
+    TimedAttempt,
+    Timeline,
+)
 from oomguard.core.presentable import drawn
-from oomguard.core.records import ALLOCATED
+from oomguard.core.records import ALLOCATED, Counter
 from oomguard.report.json import json_line
 
 if TYPE_CHECKING:
@@ -90,6 +95,7 @@ def attempts(row: SeenCall) -> str:
 
 # CSV: sizes are in bytes, and an unknown size is empty.
 
+# One flat table for spreadsheets: first the call, then one counter of it.
 _OF_CALL: Final = (
     "kind",
     "what",
@@ -111,6 +117,7 @@ _OF_USE: Final = (
     "peak_is_sampled",
 )
 ROWS: Final = (*_OF_CALL, *_OF_USE, "attempts", "error")
+# A spreadsheet runs a cell that begins with one of these as a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 SAMPLES: Final = ("seconds", "device", "counter", "bytes")
 
@@ -118,24 +125,21 @@ SAMPLES: Final = ("seconds", "device", "counter", "bytes")
 def rows_csv(timeline: Timeline) -> str:
     """Return one line for each counter of the watch, each call, each span, and each mark."""
     whole = SeenCall("", "watch", 0.0, timeline.seconds, uses=timeline.uses, error=timeline.error)
-    lines = [line for row in (whole, *timeline.rows) for line in _lines(row)]
-    lines += [
-        ("mark", mark.label, "", _seconds(mark.seconds), *[""] * (len(ROWS) - 4))
-        for mark in timeline.marks
-    ]
+    lines = list(_lines(whole))
+    for row in timeline.rows:
+        lines += _lines(row)
+    for mark in timeline.marks:
+        lines.append(("mark", mark.label, "", _seconds(mark.seconds), *[""] * (len(ROWS) - 4)))
     return _text(ROWS, lines)
 
 
 def samples_csv(timeline: Timeline) -> str:
     """Return one line for each sample and counter."""
-    return _text(
-        SAMPLES,
-        (
-            (_seconds(sample.seconds), key.device, key.what, size)
-            for sample in timeline.samples
-            for key, size in sample.bytes.items()
-        ),
-    )
+    rows = []
+    for sample in timeline.samples:
+        for key, size in sample.bytes.items():
+            rows.append((_seconds(sample.seconds), key.device, key.what, size))
+    return _text(SAMPLES, rows)
 
 
 def _lines(row: SeenCall) -> Iterator[tuple[Any, ...]]:
@@ -169,7 +173,8 @@ def _text(head: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> str:
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows([_cell(value) for value in drawn(line)] for line in lines)
+    for line in lines:
+        writer.writerow(map(_cell, drawn(line)))
     return file.getvalue()
 
 
@@ -182,7 +187,9 @@ def _cell(value: Any) -> Any:
 
 # The plot has a panel for each device, with counters, limit, calls, failures and marks.
 
+# With more events, a plot is only a block of color.
 _MOST_ROWS: Final = 400
+# A longer label would leave the panel.
 _LABEL_CHARS: Final = 40
 
 
@@ -200,7 +207,7 @@ def figure(timeline: Timeline) -> Figure:
             "ui.perfetto.dev"
         )
         raise UsageError("the plot needs matplotlib, which is not installed", hint=hint) from None
-    devices = list(dict.fromkeys(key.device for sample in timeline.samples for key in sample.bytes))
+    devices = dict.fromkeys(key.device for key in _counters(timeline))
     if not devices:
         empty = Figure(figsize=(9.6, 2))
         words = "\n".join(["The watch read no counter.", *drawn(timeline.notes)])
@@ -223,25 +230,40 @@ def png(timeline: Timeline) -> bytes:
     return file.getvalue()
 
 
+def _counters(timeline: Timeline) -> Iterable[Counter]:
+    """Return each counter that some sample has, in the order of their first samples."""
+    counters: dict[Counter, None] = {}
+    for sample in timeline.samples:
+        counters |= dict.fromkeys(sample.bytes)
+    return counters
+
+
 def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
     """Draw each counter of a device, the limit, and the exact peak of each call.
 
     torch does not report when in the call the peak was, so the peak is a horizontal line.
     """
-    keys = list(
-        dict.fromkeys(
-            key for sample in timeline.samples for key in sample.bytes if key.device == device
-        )
-    )
-    limit = max((timeline.limits[key] for key in keys if key in timeline.limits), default=0)
-    peaks = [use.peak_bytes or 0 for use in timeline.uses if use.device == device]
-    unit, unit_name = (GIB, "GiB") if max([limit, *peaks]) >= GIB else (MIB, "MiB")
+    keys = []
+    limit = 0
+    for key in _counters(timeline):
+        if key.device == device:
+            keys.append(key)
+            limit = max(limit, timeline.limits.get(key, 0))
+    largest = limit
+    for use in timeline.uses:
+        if use.device == device:
+            largest = max(largest, use.peak_bytes or 0)
+    if largest >= GIB:
+        unit = GIB
+        unit_name = "GiB"
+    else:
+        unit = MIB
+        unit_name = "MiB"
     for key in keys:
-        points = [
-            (sample.seconds, sample.bytes[key] / unit)
-            for sample in timeline.samples
-            if key in sample.bytes
-        ]
+        points = []
+        for sample in timeline.samples:
+            if key in sample.bytes:
+                points.append((sample.seconds, sample.bytes[key] / unit))
         seconds, sizes = zip(*points, strict=True)
         axes.plot(seconds, sizes, marker="." if len(points) == 1 else "", label=key.what)
     if limit:
@@ -250,10 +272,11 @@ def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
         )
     peak_label = "peak of a call"
     for row in timeline.rows[:_MOST_ROWS]:
-        peak = next(
-            (use.peak_bytes for use in row.uses if (use.device, use.what) == (device, ALLOCATED)),
-            None,
-        )
+        peak = None
+        for use in row.uses:
+            if (use.device, use.what) == (device, ALLOCATED):
+                peak = use.peak_bytes
+                break
         if row.kind == "call" and row.calls == 1 and peak is not None:
             ends = row.began_s, row.began_s + row.seconds
             axes.hlines(peak / unit, *ends, color="tab:blue", linestyle=":", label=peak_label)
@@ -276,15 +299,13 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
         else:
             color = "tab:gray"
         axes.axvspan(row.began_s, row.began_s + row.seconds, color=color, alpha=0.12, linewidth=0)
-        moments += [
-            (timed.ended_s, f"{row.what}: {attempt_words(timed)}", "tab:red", 0.98, "top")
-            for timed in row.attempts
-            if not timed.attempt.succeeded
-        ]
-    moments += [
-        (mark.seconds, mark.label, "tab:brown", 0.02, "bottom")
-        for mark in timeline.marks[:_MOST_ROWS]
-    ]
+        for timed in row.attempts:
+            if not timed.attempt.succeeded:
+                moments.append(
+                    (timed.ended_s, f"{row.what}: {attempt_words(timed)}", "tab:red", 0.98, "top")
+                )
+    for mark in timeline.marks[:_MOST_ROWS]:
+        moments.append((mark.seconds, mark.label, "tab:brown", 0.02, "bottom"))
     for seconds, label, color, height, alignment in moments:
         axes.axvline(seconds, color=color, linewidth=1)
         text = " ".join(drawn(label).split())[:_LABEL_CHARS]
@@ -303,6 +324,7 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
 
 # Chrome trace JSON opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
+# The format wants a process for each event. The number does not matter.
 _PROCESS = {"pid": 1}
 
 
@@ -324,29 +346,14 @@ def trace_json(timeline: Timeline) -> str:
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "args": {"name": "oomguard.watch"}, **_PROCESS},
         *_slice_events(sorted(_slices(timeline), key=lambda one: (one.began, -one.ended))),
-        *(
-            {
-                "ph": "C",
-                "name": " ".join(key),
-                "ts": _us(sample.seconds),
-                "args": {"bytes": size},
-                **_PROCESS,
-            }
-            for sample in timeline.samples
-            for key, size in sample.bytes.items()
-        ),
-        *(
-            {
-                "ph": "i",
-                "s": "g",
-                "name": drawn(mark.label),
-                "ts": _us(mark.seconds),
-                "tid": 1,
-                **_PROCESS,
-            }
-            for mark in timeline.marks
-        ),
     ]
+    for sample in timeline.samples:
+        for key, size in sample.bytes.items():
+            counter = {"name": " ".join(key), "ts": _us(sample.seconds), "args": {"bytes": size}}
+            events.append({"ph": "C", **counter, **_PROCESS})
+    for mark in timeline.marks:
+        instant = {"name": drawn(mark.label), "ts": _us(mark.seconds), "tid": 1}
+        events.append({"ph": "i", "s": "g", **instant, **_PROCESS})
     return json_line({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -373,22 +380,24 @@ def _args(row: SeenCall) -> dict[str, Any]:
         "max_new_tokens": row.max_new_tokens,
     }
     peaks = {f"{use.device} {use.what}, peak_bytes": use.peak_bytes for use in row.uses}
-    return {
-        key: value
-        for key, value in (numbers | peaks | {"error": row.error or None}).items()
-        if value is not None
-    }
+    args = {}
+    for key, value in (numbers | peaks | {"error": row.error or None}).items():
+        if value is not None:
+            args[key] = value
+    return args
 
 
 def _slice_events(slices: list[_Slice]) -> Iterator[dict[str, Any]]:
     """Yield the slices, which are sorted by start, on tracks in which all slices nest."""
-    tracks: list[list[float]] = []  # the ends of the open slices of each track
+    # The ends of the open slices of each track.
+    tracks: list[list[float]] = []
     for one in slices:
         for open_ends in tracks:
             while open_ends and open_ends[-1] <= one.began:
                 open_ends.pop()
-        fits = (number for number, ends in enumerate(tracks) if not ends or one.ended <= ends[-1])
-        track = next(fits, len(tracks))
+        track = 0
+        while track < len(tracks) and tracks[track] and one.ended > tracks[track][-1]:
+            track += 1
         if track == len(tracks):
             tracks.append([])
         tracks[track].append(one.ended)
@@ -408,6 +417,7 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
+# A loop may call generate thousands of times.
 MOST_ROWS: Final = 20
 _MEMORY: Final = ("memory", "before", "peak", "after", "limit")
 _CALLS: Final = ("call", "rows", "tokens", "time", "before", "peak", "after", "attempts")
@@ -436,25 +446,27 @@ def table_text(timeline: Timeline) -> str:
     console = Console(file=io.StringIO(), width=columns, color_system=None, force_jupyter=False)
     with console.capture() as captured:
         console.print(tables(timeline))
-    lines = [line.rstrip() for line in captured.get().splitlines()]
+    lines: list[str] = []
     # Each table has an empty line on both sides, but one empty line between two is enough.
-    return "\n".join(
-        line for i, line in enumerate(lines) if line or (0 < i < len(lines) - 1 and lines[i - 1])
-    )
+    for line in map(str.rstrip, captured.get().strip("\n").splitlines()):
+        if line or (lines and lines[-1]):
+            lines.append(line)
+    return "\n".join(lines).rstrip("\n")
 
 
 def memory_rows(uses: Sequence[MemoryUse]) -> list[tuple[str, ...]]:
     """Return a row for each counter, headings first."""
-    rows = [
-        (
-            f"{use.device} {use.what}",
-            size(use.before_bytes),
-            peak(use),
-            size(use.after_bytes),
-            size(use.limit_bytes),
+    rows = []
+    for use in uses:
+        rows.append(
+            (
+                f"{use.device} {use.what}",
+                size(use.before_bytes),
+                peak(use),
+                size(use.after_bytes),
+                size(use.limit_bytes),
+            )
         )
-        for use in uses
-    ]
     return [_MEMORY, *rows]
 
 
@@ -464,14 +476,20 @@ def call_rows(rows: Sequence[SeenCall], most_rows: int) -> tuple[list[tuple[str,
     Of many calls, the failed and the largest ones are shown.
     """
     shown = list(rows)
+    # Failures matter most, then the largest calls.
     if len(rows) > most_rows:
         first = sorted(
             range(len(rows)), key=lambda i: (not _failed(rows[i]), -_peak_bytes(rows[i]), i)
         )[:most_rows]
         shown = [rows[i] for i in sorted(first)]
     left_out = sum(row.calls for row in rows) - sum(row.calls for row in shown)
-    several = len({row.model for row in rows if row.model}) > 1
-    texts = [_row(row, _of_model(row) if several else row.what) for row in drawn(tuple(shown))]
+    models = {row.model for row in rows} - {None, ""}
+    texts = []
+    for row in drawn(tuple(shown)):
+        if len(models) > 1:
+            texts.append(_row(row, _of_model(row)))
+        else:
+            texts.append(_row(row, row.what))
     return [_CALLS, *texts], left_out
 
 
@@ -499,7 +517,7 @@ def _row(row: SeenCall, what: str) -> tuple[str, ...]:
         memory = ("", "", "")
     else:
         memory = (size(use.before_bytes), peak(use), size(use.after_bytes))
-    outcome = ", ".join(text for text in (attempts(row), row.error) if text)
+    outcome = ", ".join(filter(None, (attempts(row), row.error)))
     return (
         what,
         "" if row.rows is None else f"{row.rows:,}",
@@ -533,7 +551,10 @@ def _table(rows: Sequence[Sequence[str]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+    kept = []
+    for i in range(len(rows[0])):
+        if any(row[i] for row in rows[1:]):
+            kept.append(i)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for i in kept:
         is_text = rows[0][i] in {"memory", "call", "attempts"}

@@ -21,6 +21,7 @@ from oomguard.probe.nvml import Gpu, Survey
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
+# CUDA, Docker's NVIDIA runtime and SLURM each have their own word for no device.
 _NONE: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 # The driver itself uses some memory of an empty device, at most the larger of these two. 5% would
 # be too much: oomguard would mistake a hidden neighbor of 4 GiB for the driver.
@@ -142,12 +143,14 @@ def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, st
     value = environ.get(VISIBLE)
     if value is None:
         return DeviceMask(tuple(places))
+    # Every runtime accepts its own word, so all of them mean no device here.
     if value.strip() in _NONE:
         return DeviceMask((), f"{VISIBLE}={value} hides every device")
     found: list[DeviceSlot] = []
     behind = ""
     for entry in map(str.strip, value.split(",")):
         named = match_devices(entry, places)
+        # CUDA does the same: it stops at the first entry that it does not know.
         if not named:
             behind = (
                 f"; {entry!r} is not a device here, so CUDA ignores it and all entries after it"
@@ -158,6 +161,7 @@ def apply_visible_devices(places: Sequence[DeviceSlot], environ: Mapping[str, st
                 (), f"{VISIBLE}={value} names {named[0].shown} twice, so CUDA shows no device"
             )
         found += named
+    # By default CUDA numbers the fastest device first, and NVML counts in PCI order.
     numbers = any(re.fullmatch(r"\d+", text.strip()) for text in value.split(","))
     if numbers and environ.get(ORDER) != BY_BUS and _differ(places):
         raise UsageError(
@@ -203,6 +207,7 @@ def match_devices(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
     for place in places:
         if place.uuid is not None and place.uuid.startswith(entry):
             begins.append(place)
+    # CUDA accepts an abbreviated UUID if it is unambiguous.
     if len(begins) == 1 and entry.startswith(("GPU-", "MIG-")):
         return begins
     return []

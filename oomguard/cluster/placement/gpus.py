@@ -20,7 +20,7 @@ from oomguard.cluster.placement.devices import (
     device_slots,
 )
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
-from oomguard.cluster.placement.refusal import lease_in_words
+from oomguard.cluster.placement.need import lease_in_words
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import format_gib
 from oomguard.core.presentable import drawn, process_label
@@ -116,6 +116,7 @@ def inspect_devices(folder: LeaseFolder, environ: Mapping[str, str]) -> DeviceOv
         limit = apply_visible_devices(places, environ)
         wrong = None
     except UsageError as error:
+        # The overview shows all devices, together with the reason why the mask is invalid.
         limit = DeviceMask(places)
         wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)
@@ -148,6 +149,7 @@ def _hidden(
                 f"{one.place.shown}: processes that are not visible here hold "
                 f"{format_gib(one.unseen_bytes)}"
             )
+    # In a container without the host's PID namespace, these numbers name other processes.
     processes = [one.place.used_bytes_by_pid for one in seen]
     if not pids_are_known and any(processes):
         yield ("process IDs are the host's: inside this container they mean other processes")
@@ -168,6 +170,11 @@ def gpus_record(overview: DeviceOverview) -> dict[str, Any]:
 def _record(overview: DeviceOverview, one: DeviceStatus) -> dict[str, Any]:
     own = one.place
     gpu = overview.gpu(one.place)
+    holders = None
+    if own.used_bytes_by_pid is not None:
+        holders = []
+        for pid, size in sorted(own.used_bytes_by_pid.items()):
+            holders.append({"pid": pid, "process": _process(overview, pid), "bytes": size})
     return {
         "index": own.index,
         "instance": own.instance,
@@ -178,12 +185,7 @@ def _record(overview: DeviceOverview, one: DeviceStatus) -> dict[str, Any]:
         "is_divided": gpu.is_divided,
         "failure": gpu.failure,
         "is_visible": one.is_visible,
-        "held_by": None
-        if own.used_bytes_by_pid is None
-        else [
-            {"pid": pid, "process": _process(overview, pid), "bytes": size}
-            for pid, size in sorted(own.used_bytes_by_pid.items())
-        ],
+        "held_by": holders,
         "unseen_bytes": one.unseen_bytes,
         "lease": None if one.lease is None else _lease(one.lease),
     }
@@ -209,6 +211,7 @@ def print_gpus(console: Console, overview: DeviceOverview) -> None:
 
 
 def _lines(overview: DeviceOverview) -> Iterator[str]:
+    last_index: int | None = None
     for one in overview.places:
         own = one.place
         is_part = own.instance is not None
@@ -216,10 +219,10 @@ def _lines(overview: DeviceOverview) -> Iterator[str]:
             head = f"  instance {own.instance}"
         else:
             head = f"GPU {own.index}"
-        if is_part and own.instance == min(
-            p.place.instance or 0 for p in overview.places if p.place.index == own.index
-        ):
+        # The instances of a GPU follow each other, and the first one has the heading.
+        if is_part and own.index != last_index:
             yield f"GPU {own.index}  divided (MIG): only its instances are usable"
+        last_index = own.index
         if one.is_visible:
             hidden = ""
         else:

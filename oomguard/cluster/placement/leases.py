@@ -27,10 +27,13 @@ from oomguard.core.process import pid_of_run
 # the process ends. F_OFD_GETLK only looks, so it never blocks another start. The file's text names
 # the holder; oomguard believes it only while the file is locked.
 
+# POSIX allows both for a lock that another process holds.
 _TAKEN: Final = frozenset({errno.EAGAIN, errno.EACCES})
+# Any user may write into the shared folder.
 _MOST_BYTES: Final = 1 << 16
 # Other users must be able to lock the same file.
 _MODE: Final = 0o666
+# A process holds the gate only for a moment, so a short pause is enough.
 _PAUSE_S: Final = 0.005
 
 
@@ -53,7 +56,8 @@ class LockFile:
             self._file = os.open(path, flags)
         except FileNotFoundError:
             self._file = os.open(path, flags | os.O_CREAT, _MODE)
-            with contextlib.suppress(OSError):  # the umask may have removed bits
+            # The umask may have removed bits.
+            with contextlib.suppress(OSError):
                 os.fchmod(self._file, _MODE)
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             os.close(self._file)
@@ -106,6 +110,7 @@ class LockFile:
         try:
             found = json.loads(os.pread(self._file, _MOST_BYTES, 0))
         except (OSError, ValueError, RecursionError):
+            # The lock alone decides; a broken record only loses its description.
             return {}
         if isinstance(found, dict):
             return found
@@ -149,6 +154,7 @@ _OF_SERVERS: Final = frozenset(
         "fuse.glusterfs",
     }
 )
+# A command in a message should stay on a line or two.
 _SHOWN_CHARS: Final = 200
 _OFF_LIMITS: Final = re.compile(r"[^\w.-]")
 
@@ -165,9 +171,10 @@ class Lease:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Lease:
         """Read a holder's record, which any user may have written."""
-        pid, command, since, until = (
-            record.get(name) for name in ("pid", "command", "since_s", "until")
-        )
+        pid = record.get("pid")
+        command = record.get("command")
+        since = record.get("since_s")
+        until = record.get("until")
         return cls(
             pid if isinstance(pid, int) else None,
             command[:_SHOWN_CHARS] if isinstance(command, str) else None,
@@ -199,9 +206,11 @@ class LeaseFolder:
         try:
             if not makes and not self.path.exists():
                 return None
+            # Another user's process may create the folder at the same time.
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o1777)
-                self.path.chmod(0o1777)  # the umask may have removed bits
+                # The umask may have removed bits.
+                self.path.chmod(0o1777)
             status = self.path.stat(follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
                 return f"{self.path} is not a folder"

@@ -17,7 +17,6 @@ from typing import Final, Literal
 
 from oomguard.analyst.attempt_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
-from oomguard.cluster.placement import refusal
 from oomguard.cluster.placement.devices import (
     BY_BUS,
     ORDER,
@@ -34,9 +33,15 @@ from oomguard.cluster.placement.need import (
     DeviceNeed,
     DeviceRequest,
     Fitness,
+    Invocation,
+    check_device,
+    fits_nowhere,
+    lease_in_words,
     need_of,
+    no_place_now,
+    reasons_by_device,
+    too_few_asked,
 )
-from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
@@ -69,9 +74,11 @@ def rank_devices(
         accepts: decides from the fitness whether a device is acceptable.
         emptied: judge each device as if it were empty.
     """
-    judged = [(place, need.on(place, emptied=emptied)) for place in places if place.cannot is None]
     kept = []
-    for place, fitness in judged:
+    for place in places:
+        if place.cannot is not None:
+            continue
+        fitness = need.on(place, emptied=emptied)
         if accepts(fitness):
             kept.append((place, fitness))
     # Without a plan the command may need a lot, so prefer large devices.
@@ -138,7 +145,7 @@ def devices_without_nvml(
     Raises:
         UsageError: CUDA_VISIBLE_DEVICES hides a named device.
     """
-    visible = [entry.strip() for entry in environ.get(VISIBLE, "").split(",")]
+    visible = list(map(str.strip, environ.get(VISIBLE, "").split(",")))
     if (
         not asked.named
         or not all(map(str.isdigit, asked.named))
@@ -197,6 +204,7 @@ class QueueTicket:
         self.name = f"{_BEGINS}{time.monotonic_ns():020d}-{os.getpid()}"
         self._lock: LockFile | None = None
         if folder.why_off is None:
+            # Without a ticket the start still works, but it may have to wait longer.
             with contextlib.suppress(OSError):
                 self._lock = folder.lock(self.name)
                 self._lock.take()
@@ -227,6 +235,7 @@ def earlier_starts(folder: LeaseFolder, own: QueueTicket | None) -> Iterator[Que
     try:
         names = sorted(path.name for path in folder.path.glob(f"{_BEGINS}*.lock"))
     except OSError:
+        # No folder, so no other start waits.
         return
     for name in names:
         if own_name is not None and name >= own_name:
@@ -253,6 +262,7 @@ def _read_ticket(path: Path) -> QueuedStart | None:
                 return None
             record = lock.read()
     except OSError:
+        # The other start ended in the meantime.
         return None
     count = record.get("count")
     usable = record.get("usable")
@@ -261,7 +271,7 @@ def _read_ticket(path: Path) -> QueuedStart | None:
         return None
     if time.monotonic() - at_s > _SILENT_S:
         return None
-    return QueuedStart(path.name, count, tuple(str(key) for key in usable))
+    return QueuedStart(path.name, count, tuple(map(str, usable)))
 
 
 def reserve_devices(waiting: Iterator[QueuedStart], free: Collection[str]) -> dict[str, str]:
@@ -347,11 +357,11 @@ class Placer:
                 waited = None
             else:
                 waited = waited_s
-            return refusal.no_place_now(need, now, count, waited, self.own.line(wait="30m"))
+            return no_place_now(need, now, count, waited, self.own.line(wait="30m"))
 
         def tell(now: DeviceAvailability, count: int) -> None:
             get_logger().info(
-                "waiting for a device", devices=count, because=refusal.reasons_by_device(need, now)
+                "waiting for a device", devices=count, because=reasons_by_device(need, now)
             )
 
         return self._in_turn(look, none_there, tell, stopped, wait_s)
@@ -400,7 +410,7 @@ class Placer:
             return now, count
 
         def none_there(now: DeviceAvailability, _count: int, waited_s: float) -> PlacementError:
-            because = refusal.reasons_by_device(need, now)
+            because = reasons_by_device(need, now)
             return PlacementError(
                 f"no device was free within {waited_s:.0f} s: {because}",
                 hint="oomguard gpus",
@@ -411,7 +421,7 @@ class Placer:
             fields = {
                 "devices": count,
                 "at_most_s": round(wait_s),
-                "because": refusal.reasons_by_device(need, now),
+                "because": reasons_by_device(need, now),
             }
             get_logger().warning("waiting for a device before the next attempt", **fields)
 
@@ -483,10 +493,10 @@ class Placer:
         limit = apply_visible_devices(everywhere, self.environ)
         count = self.asked.count or need.devices or 1
         if need.devices is not None and count < need.devices:
-            raise refusal.too_few_asked(self.asked, need, count, self.own)
+            raise too_few_asked(self.asked, need, count, self.own)
         permitted = []
         for place in limit.places:
-            permitted.append(refusal.check_device(place, need, count, len(survey.gpus)))
+            permitted.append(check_device(place, need, count, len(survey.gpus)))
         named = self.asked.among(permitted, hidden=limit.hides, meant=self._meant)
         self._meant = self._meant or {
             entry: match_devices(entry, permitted) for entry in self.asked.named
@@ -497,9 +507,7 @@ class Placer:
             self._tell_once(everywhere, limit.hides)
             possible = rank_devices(need, candidates, accepts, emptied=True)
             if first_of_one_model(possible, count) is None:
-                raise refusal.fits_nowhere(
-                    need, candidates, count, limit.hides, self.asked, self.own
-                )
+                raise fits_nowhere(need, candidates, count, limit.hides, self.asked, self.own)
         usable = rank_devices(need, candidates, accepts)
         keys = [place.key for place in everywhere]
         leased = self._leased(keys)
@@ -518,7 +526,7 @@ class Placer:
         reasons = {}
         for key, lease in held.items():
             if not self._is_ours(lease):
-                reasons[key] = refusal.lease_in_words(lease)
+                reasons[key] = lease_in_words(lease)
         return reasons
 
     def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> AssignedDevices:
@@ -578,11 +586,15 @@ class Placer:
                 for one in reversed(everywhere):
                     if one.index == place.index and one.cannot:
                         why = one.cannot
-                get_logger().warning(f"{place.shown} is left", reason=why)
+                get_logger().warning(f"no longer using {place.shown}", reason=why)
                 return False
         places = tuple(now[place.key] for place in taken.places)
-        if places and [place.index for place in places] != [place.index for place in taken.places]:
-            taken.places, taken.env = places, variables_for(places, need)
+        has_moved = False
+        for place, before in zip(places, taken.places, strict=True):
+            has_moved = has_moved or place.index != before.index
+        if has_moved:
+            taken.places = places
+            taken.env = variables_for(places, need)
         return True
 
     def _tell_unknown(self, need: DeviceNeed) -> None:
@@ -591,7 +603,7 @@ class Placer:
                 gets = "it gets the devices of --gpus, even if other processes use them"
             else:
                 gets = _GETS_EMPTY
-            get_logger().info(f"its memory need is unknown: {gets}", reason=need.unknown)
+            get_logger().info(f"the command's memory need is unknown: {gets}", reason=need.unknown)
 
     def _tell_once(self, everywhere: Sequence[DeviceSlot], hides: str | None) -> None:
         log = get_logger()
@@ -676,6 +688,7 @@ def why_not_reached(argv: Sequence[str]) -> str | None:
     return None
 
 
+# Leases are held until the engine has its memory, so a late look costs others time.
 OUTPUT_POLL_S: Final = 0.25
 
 
@@ -778,11 +791,12 @@ class RunPlacement:
                 again = partial(self.placer.again, wait_s=min(wait_s, left_s), stays=self.pinned)
                 self._taken = again(self._taken, need, stopped)
         self._argv = launch.argv
-        if self._taken is None:  # the user stopped the wait, so nothing starts
+        # The user stopped the wait, so nothing starts.
+        if self._taken is None:
             return launch
         if self._taken.env:
             if (reason := why_not_reached(launch.argv)) is not None:
-                get_logger().warning("the chosen devices do not reach the program", reason=reason)
+                get_logger().warning("the command may not use the chosen devices", reason=reason)
             get_logger().info("placed", on=self._taken.shown, **self._taken.env)
         return replace(launch, env={**launch.env, **self._taken.env})
 
@@ -846,7 +860,8 @@ class RunPlacement:
         ):
             return incident
         began_s = time.monotonic()
-        self._release()  # a start that waits goes first
+        # A start that waits goes first.
+        self._release()
         try:
             self._next = self.placer.take(
                 self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s)
@@ -882,7 +897,10 @@ class RunPlacement:
         return cause == _NEIGHBOUR or (planned and (incident.kind, cause) == _CAME_SINCE)
 
     def _with_device(self, incident: Incident, taken: AssignedDevices, reason: str) -> Incident:
-        old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
+        old = None
+        if self._taken is not None:
+            old = self._taken.env.get(VISIBLE)
+        new = taken.env.get(VISIBLE)
         patch = Patch(
             DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)
         )
@@ -908,6 +926,7 @@ def _naming_the_deadline(wait_s: float | None, left_s: float) -> Iterator[None]:
     try:
         yield
     except PlacementError as error:
+        # Name the deadline only if it was the reason for the short wait.
         if wait_s is None or wait_s <= left_s or not error.is_for_now:
             raise
         hint = "set a later --deadline, or see who uses them: oomguard gpus"

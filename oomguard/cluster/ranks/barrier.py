@@ -24,9 +24,11 @@ from typing import Any, Final
 from oomguard.cluster.ranks.messages import MessageFolder, RankMessage, parse_message
 from oomguard.core.errors import UsageError
 
+# Every launcher has a rank 0.
 LEADER: Final = 0
 # A rank on another host is silent if its message has not changed for this long.
 BEAT_S: Final = 5.0
+# One lost message, or a slow file system, is not a lost rank.
 SILENT_S: Final = 6 * BEAT_S
 
 
@@ -147,6 +149,7 @@ class RankBarrier:
 
     def leave(self) -> None:
         """Announce that this rank leaves the job."""
+        # The folder may be gone already, and then no other rank waits.
         with contextlib.suppress(OSError):
             self.update(state="left")
 
@@ -218,9 +221,11 @@ class RankBarrier:
 _TOGETHER_S: Final = 10.0
 # Do not wait longer for a slow file system, because the command has to start.
 _ANSWER_S: Final = 2.0
+# A process that only looks at the lock holds it for a moment.
 _TRIES: Final = 5
 _PAUSE_S: Final = 0.02
 _REFUSED: Final = ".refused"
+# SLURM, PBS, LSF and Grid Engine. Two jobs of one scheduler have different numbers.
 _SCHEDULED_JOB: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _FIX: Final = (
     "give each job its own folder, such as --rendezvous DIR/$SLURM_JOB_ID, and each rank its own "
@@ -292,7 +297,8 @@ class RankLock:
         latest_s = max((path.stat().st_mtime for path in holders), default=own_s)
         for path in refused:
             at_s = path.stat().st_mtime
-            if at_s < own_s - _TOGETHER_S:  # a note from an earlier job
+            # A note from an earlier job.
+            if at_s < own_s - _TOGETHER_S:
                 continue
             is_another = len(kinds) == 1 and str(_read_record(path).get("kind")) not in kinds
             if len(holders) == self._size and (is_another or at_s > latest_s + _TOGETHER_S):
@@ -346,7 +352,8 @@ class RankLock:
                     (self._claims / f"{self._rank}{_REFUSED}").unlink(missing_ok=True)
                     return None
                 os.close(lock)
-                time.sleep(_PAUSE_S)  # the last rank of an earlier job checks or removes the folder
+                # The last rank of an earlier job checks or removes the folder.
+                time.sleep(_PAUSE_S)
             if self._leaves_word:
                 (self._claims / f"{self._rank}{_REFUSED}").write_text(json.dumps(own))
             return _read_record(self._claims / str(self._rank))
@@ -396,6 +403,7 @@ def _kind() -> str:
 # ``written`` and ``read``, and the error is at most half of their distance.
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+# A zombie and a dead process keep their entry until their parent reads it.
 _ENDED: Final = (b"Z", b"X")
 _NAMESPACES: Final = Path("/proc/self/ns")
 
@@ -420,6 +428,7 @@ def _of_this_boot(namespace: str) -> str:
     try:
         boot = _BOOT.read_text().strip()
     except OSError:
+        # No /proc, as in some sandboxes. Such processes count as being on other hosts.
         return ""
     try:
         return f"{boot}/{(_NAMESPACES / namespace).stat().st_ino}"
@@ -459,6 +468,7 @@ def started_s(pid: int) -> float | None:
         # The fields are state and starttime: proc_pid_stat(5).
         return None if fields[0] in _ENDED else float(fields[19])
     except (OSError, ValueError, IndexError):
+        # The process has ended, or another user's processes are hidden.
         return None
 
 

@@ -48,6 +48,7 @@ _LEADER_RATIO: Final = 5 / 6
 _OTHER_S: Final = 5.0
 # Ranks that start together have met after this time.
 _MET_S: Final = 10.0
+# Thousands of ranks look at one folder, so this grows with their number.
 _PAUSE_S: Final = 0.1
 # A thousand ranks that read each other's messages put load on the folder.
 _RANKS_A_PAUSE: Final = 512
@@ -149,7 +150,8 @@ class AgreementRound:
         silent: set[int] | None = gone or self._overdue({LEADER}, 1.0)
         if silent is None:
             return None
-        if silent and not gone:  # this rank knows only the ranks that rank 0 has met
+        # This rank knows only the ranks that rank 0 has met.
+        if silent and not gone:
             silent = set(range(self._meeting.size)) - set(ends)
         offsets = {rank: _offset(docs[rank]) for rank in ends}
         return decide(self._own.number, ends, offsets, silent=silent, gone=self._meeting.lost())
@@ -315,7 +317,7 @@ def merged_diagnosis(
         rank: the number of this rank.
         size: the number of ranks.
     """
-    if all(how == "ran" for how in decision.hows.values()) and not decision.absent:
+    if set(decision.hows.values()) <= {"ran"} and not decision.absent:
         return own
     notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
     if decision.first is None:
@@ -343,8 +345,9 @@ def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
     """Return the plan of the rank that failed first, starting with the patches that all ranks
     need.
     """
-    of_all = [patch_of(patch) for patch in decision.patches]
-    if len(of_all) > 1:  # one of these patches alone is not enough
+    of_all = list(map(patch_of, decision.patches))
+    # One of these patches alone is not enough.
+    if len(of_all) > 1:
         group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
         of_all = [replace(patch, group=group) for patch in of_all]
     named = {patch.setting for patch in of_all}
@@ -365,7 +368,7 @@ def decision_record(decision: Decision, size: int) -> dict[str, Any]:
         "silent": list(decision.silent),
         "again": decision.again,
         "why_not": decision.why or None,
-        "plan": [dict(patch) for patch in decision.patches],
+        "plan": list(map(dict, decision.patches)),
     }
 
 
@@ -516,7 +519,8 @@ class RankCoordinator:
 
         self.ended_by_us()
         if self._meeting is not None and self._why_off is None:
-            with contextlib.suppress(OSError):  # the last rank removes the folder
+            # The last rank removes the folder.
+            with contextlib.suppress(OSError):
                 leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
                 if self._ends_badly is not None:
                     let_leader_end(self._meeting, self._ends_badly)
@@ -606,7 +610,7 @@ class RankCoordinator:
                 get_logger().warning(
                     "all ranks are on this host and meet there without their store", reason=why
                 )
-        patches = tuple(patch_of(patch) for patch in decision.patches)
+        patches = tuple(map(patch_of, decision.patches))
         again = patches if decision.again else ()
         left = patches if decision.is_exhausted else ()
         is_left = is_change_left(decision, reported_ends(docs, own.number))
@@ -653,7 +657,7 @@ def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
         row = None
     else:
         row = stored_incident(incident)
-    patches = tuple(patch_dict(patch) for patch in own.patches)
+    patches = tuple(map(patch_dict, own.patches))
     failed_s = own.failed_s if is_oom else None
     did = own.did
     effects = (
@@ -676,6 +680,7 @@ def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
 # Intervals between looks: short at first, so that ranks meet soon. Later they are long enough that
 # a thousand ranks put little load on the folder.
 _MEETING_PAUSE_S: Final = 0.1
+# A failed peer leaves the others hanging in a collective, so seconds do not matter.
 _WATCH_PAUSE_S: Final = 0.5
 # Do not wait longer for a network file system.
 _ANSWER_S: Final = 5.0
@@ -742,6 +747,7 @@ class RankMonitor:
                 self._end(self._over)
                 return
             except OSError as error:
+                # A network file system may fail for a moment. The next look tries again.
                 get_logger().debug("the ranks cannot be read", reason=error.strerror or str(error))
                 pause_s = _WATCH_PAUSE_S
                 continue
@@ -749,7 +755,8 @@ class RankMonitor:
             if not missing:
                 pause_s = max(_WATCH_PAUSE_S, self.meeting.size / _RANKS_A_PAUSE)
             elif not is_reported and (why_apart := self._why_apart()) is not None:
-                is_reported = True  # they may run on this host and start later
+                # They may run on this host and start later.
+                is_reported = True
                 if len(missing) == 1:
                     are = "is"
                 else:
@@ -787,9 +794,7 @@ class RankMonitor:
 
 def find_failed_peer(docs: dict[int, RankMessage], number: int) -> int | None:
     """Return a rank whose failure ends the attempt for all ranks, or None."""
-    called = (
-        rank
-        for rank, doc in sorted(docs.items())
-        if doc.end and doc.end.number == number and doc.end.ends_all
-    )
-    return next(called, None)
+    for rank, doc in sorted(docs.items()):
+        if doc.end and doc.end.number == number and doc.end.ends_all:
+            return rank
+    return None

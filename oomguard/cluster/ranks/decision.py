@@ -43,7 +43,7 @@ def policy_refusals(
     """Return the reason for each rank that does not permit the plan."""
     from oomguard.journal.codec import patch_of
 
-    plan = [patch_of(patch) for patch in patches]
+    plan = list(map(patch_of, patches))
     found = dict[int, str]()
     for rank, end in ends.items():
         policy = _policy(end.policy)
@@ -294,7 +294,7 @@ def is_secondary(tail: str) -> bool:
 @functools.cache
 def _texts() -> tuple[str, ...]:
     table = next(iter(read_tables("ranks_secondary", [_FILE]).values()))
-    return tuple(text.lower() for text in table["texts"])
+    return tuple(map(str.lower, table["texts"]))
 
 
 def decide(
@@ -357,7 +357,7 @@ def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple
 
 def ranks_in_words(ranks: Collection[int]) -> str:
     """Return rank numbers as text, such as ``rank 2`` or ``ranks 0, 1 and 3``."""
-    named = [str(rank) for rank in sorted(ranks)]
+    named = list(map(str, sorted(ranks)))
     if len(named) == 1:
         return f"rank {named[0]}"
     return f"ranks {', '.join(named[:-1])} and {named[-1]}"

@@ -24,6 +24,7 @@ OWN_NAME: Final = ".oomguard-ranks-"
 _HERE: Final = "here"
 _THERE: Final = "there"
 _END: Final = ".json"
+# A message has a few kilobytes. Other users may be able to write the folder.
 _MOST_BYTES: Final = 4 << 20
 
 
@@ -46,7 +47,7 @@ class MessageFolder:
             if folder.name.startswith(OWN_NAME) and (
                 status.st_uid != os.geteuid() or status.st_mode & 0o022
             ):
-                raise PermissionError(errno.EPERM, "other users can write it", str(folder))
+                raise PermissionError(errno.EPERM, "other users can write to it", str(folder))
 
     def _make(self) -> None:
         for folder in (self.path.parent, self.path, self.here, self.there):
@@ -68,7 +69,8 @@ class MessageFolder:
         Raises:
             OSError: the message cannot be written.
         """
-        self._make()  # the last rank of an earlier job may just have removed it
+        # The last rank of an earlier job may just have removed it.
+        self._make()
         partial = self.here / f"{rank}.{os.getpid()}"
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -121,6 +123,7 @@ class MessageFolder:
                     return known[1]
                 text = file.read(_MOST_BYTES).decode("utf-8", "replace")
         except OSError:
+            # The rank has not written yet, or it removed its message.
             return None
         self._seen[path] = state, text
         return text
@@ -286,6 +289,14 @@ class RankMessage:
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 
 
+def _with_tuples(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a row with tuples for the lists of these names, because JSON has no tuples."""
+    changed = dict(row)
+    for name in names:
+        changed[name] = tuple(row[name])
+    return changed
+
+
 def parse_message(text: str) -> RankMessage | None:
     """Parse a message, or return None if it is invalid or has another version."""
     try:
@@ -294,20 +305,15 @@ def parse_message(text: str) -> RankMessage | None:
             return None
         end = row.pop("end")
         decision = row.pop("decision")
-        row["heard"] = {
-            rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()
-        }
-        row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
-        return RankMessage(
-            **row,
-            end=None
-            if end is None
-            else RankEnd(**end | {name: tuple(end[name]) for name in ("patches", "own_files")}),
-            decision=None
-            if decision is None
-            else Decision(
-                **decision | {name: tuple(decision[name]) for name in ("patches", "silent", "gone")}
-            ),
-        )
+        for rank, (nonce, at_s) in row["heard"].items():
+            row["heard"][rank] = (str(nonce), float(at_s))
+        row["host"] = tuple(row["host"])
+        row["pid"] = tuple(row["pid"])
+        if end is not None:
+            end = RankEnd(**_with_tuples(end, "patches", "own_files"))
+        if decision is not None:
+            decision = Decision(**_with_tuples(decision, "patches", "silent", "gone"))
+        return RankMessage(**row, end=end, decision=decision)
     except (ValueError, TypeError, KeyError, AttributeError):
+        # Any program may have written the file, so every form must be expected.
         return None

@@ -17,8 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+# The ranks wait for each other's messages, so this delays every restart.
 PAUSE_S = 0.25
+# The host of the store may start a minute later.
 CONNECT_S = 60.0
+# The same limit as in messages.py, which this process cannot import.
 MOST_BYTES = 4 << 20
 
 
@@ -106,7 +109,8 @@ def main() -> None:
     put: dict[str, tuple[int, int]] = {}
     got: dict[str, bytes] = {}
     while True:
-        is_last = over.is_set()  # store messages that were written before the end
+        # Store messages that were written before the end.
+        is_last = over.is_set()
         for path in sorted(here.glob("*.json")):
             if asked["puts"] is None or path.stem in asked["puts"]:
                 if (
@@ -130,7 +134,8 @@ def main() -> None:
                 partial.write_bytes(value)
                 partial.replace(there / f"{rank}.json")
         over.wait(PAUSE_S)
-    if asked["keeps"]:  # the other hosts read the last messages from this process
+    # The other hosts read the last messages from this process.
+    if asked["keeps"]:
         time.sleep(2 * PAUSE_S)
 
 

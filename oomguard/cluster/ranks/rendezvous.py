@@ -162,6 +162,7 @@ def _asked(launched: RankIdentity, asked: str) -> Rendezvous:
         host = parts.hostname
         port = parts.port
     except ValueError:
+        # urlsplit rejects a port that is not a number.
         host = port = None
     if asked == "ray" or (parts.scheme == "ray" and host and port):
         return _mirrored(launched, StoreAddress("ray", host, port, False, _key(launched)))
@@ -190,6 +191,7 @@ def _key(launched: RankIdentity) -> str:
 # Detect the rank from the environment variables of the launcher (launchers.toml).
 
 _FILE: Final = Path(__file__).with_name("launchers.toml")
+# The message is among the last lines.
 _END_CHARS: Final = 16_384
 _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
@@ -241,14 +243,14 @@ def detect_rank(environ: Mapping[str, str], *, is_one_job: bool = False) -> Rank
     """
     for row in _rows():
         needed = (*row.get("needs", ()), *(() if is_one_job else row.get("one_job", ())))
-        rank, size = (_count(environ.get(row[name])) for name in ("rank", "size"))
-        if rank is None or size is None or not all(environ.get(name) for name in needed):
+        rank = _count(environ.get(row["rank"]))
+        size = _count(environ.get(row["size"]))
+        if rank is None or size is None or not all(map(environ.get, needed)):
             continue
         if size < (1 if is_one_job else 2) or rank >= size:
             return None
-        local_rank, local_size = (
-            _count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size")
-        )
+        local_rank = _count(environ.get(row.get("local_rank", "")))
+        local_size = _count(environ.get(row.get("local_size", "")))
         store = row.get("store", {})
         return RankIdentity(
             rank,
@@ -259,7 +261,7 @@ def detect_rank(environ: Mapping[str, str], *, is_one_job: bool = False) -> Rank
             local_size,
             environ.get("MASTER_ADDR") or None,
             _count(environ.get("MASTER_PORT")),
-            bool(store) and all(environ.get(name) == value for name, value in store.items()),
+            bool(store) and store.items() <= environ.items(),
             row.get("again", {}),
         )
     return None
@@ -298,6 +300,7 @@ def _is_local(address: str) -> bool:
 _CHILD: Final = Path(__file__).with_name("mirror_process.py")
 # After its standard input ends, it gets this time to store the last messages.
 _END_S: Final = 5.0
+# A store that can be reached accepts at once.
 _ANSWER_S: Final = 1.0
 # The error of torch's TCPStore if it cannot listen: DistNetworkError with an errno's name or text.
 _IN_USE: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
@@ -345,7 +348,8 @@ class StoreMirror:
             stderr=subprocess.PIPE,
             env=inherited(),
             text=True,
-            start_new_session=True,  # Ctrl-C is for the command
+            # Ctrl-C is for the command.
+            start_new_session=True,
         )
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None  # noqa: S101
@@ -398,6 +402,7 @@ class StoreMirror:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
+            # A store that no longer answers must not keep the job from ending.
             get_logger().debug("killed the mirror of the ranks, which did not end")
             self._process.kill()
             self._process.wait()

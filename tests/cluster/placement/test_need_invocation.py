@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from oomguard.cluster.placement.refusal import Invocation
+from oomguard.cluster.placement.need import Invocation
 from support.each import each
 
 
