@@ -8,7 +8,7 @@ numbers contradict each other, the budget omits them, and ``Budget.conflict`` na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Final, NamedTuple
@@ -139,7 +139,12 @@ def _taken_off_the_list(
     sizes = _listed_bytes(message)
     if not sizes or abs(sum(sizes) - listed.value) > len(sizes):
         sizes = [int(listed.value)]
-    own = min((size for size in sizes if size >= _OWN_COUNT_RATIO * reserved), default=None)
+    # The process holds at least what it reserved, so smaller ones on the list are others.
+    large = []
+    for size in sizes:
+        if size >= _OWN_COUNT_RATIO * reserved:
+            large.append(size)
+    own = min(large, default=None)
     is_too_much = most is not None and listed.value + reserved + (free or 0) > most
     if own is None or not (is_too_much or _fits_tensors(own, reserved)):
         return None
@@ -221,7 +226,11 @@ class _Figures:
         return int(value)
 
     def slack(self, *names: str) -> float:
-        return sum(self._facts[name].slack for name in names if name in self._facts)
+        total = 0.0
+        for name in names:
+            if name in self._facts:
+                total += self._facts[name].slack
+        return total
 
     def line(self, name: str) -> int | None:
         fact = self._facts.get(name)
@@ -343,7 +352,7 @@ def _of_process(
             "consumed_bytes",
         )
         parts = list(_before_kv_cache(figures, total))
-    parts = [part for part in parts if part.bytes > 0]
+    parts = _above_zero(parts)
     if parts:
         size = sum(part.bytes for part in parts)
         yield _Share("held by this process", size, figures.slack(*names), tuple(parts))
@@ -444,9 +453,9 @@ _START_PARTS: Final = (
 def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
     """Divide the device's bytes at an engine's start; the rest of the device is free."""
     figures = _Figures(facts)
-    total, before, after = (
-        figures(n) for n in ("device_total_bytes", "device_free_bytes", "current_free_bytes")
-    )
+    total = figures("device_total_bytes")
+    before = figures("device_free_bytes")
+    after = figures("current_free_bytes")
     consumed = figures("consumed_bytes")
     weights = figures("model_weights_bytes")
     parts = [figures.part(label, name) for name, label in _START_PARTS]
@@ -456,10 +465,9 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
         and "non_torch_bytes" not in facts
         and consumed >= weights
     ):
-        parts[-1] = BudgetPart(
-            "non-torch", consumed - weights, "solved"
-        )  # 0.27 and later print the two together
-    parts = [part for part in parts if part.bytes > 0]
+        # 0.27 and later print the two together.
+        parts[-1] = BudgetPart("non-torch", consumed - weights, "solved")
+    parts = _above_zero(parts)
     slack = figures.slack(*(name for name, _ in _START_PARTS))
     own = sum(part.bytes for part in parts)
     if parts:
@@ -485,22 +493,42 @@ def _disjoint(
     total: int | None, shares: Iterable[_Share], slack: float, conflicts: list[str]
 ) -> Budget:
     """Return a budget of shares that can be true together; others become its conflict."""
-    kept = []
+    kept: list[_Share] = []
     for share in shares:
         if share.bytes > 0:
             kept.append(share)
     size = total or 0
     # A negative or zero total is unknown.
     while size > 0 and (wrong := _contradiction(size, kept, slack)):
-        kept = [share for share in kept if share not in wrong]
+        kept = _others(kept, wrong)
         sizes = [f"{format_gib(share.bytes)} {share.words}" for share in wrong]
         if len(wrong) > 1:
             sum_of = f", {format_gib(sum(share.bytes for share in wrong))} together"
         else:
             sum_of = ""
         conflicts.append(f"{_listed(sizes)}{sum_of}, but the device has {format_gib(size)}")
-    parts = tuple(part for share in kept for part in share.parts if part.bytes > 0)
-    return Budget(total, _within(size, parts) if size > 0 else parts, "; ".join(conflicts) or None)
+    parts = []
+    for share in kept:
+        parts += _above_zero(share.parts)
+    if size > 0:
+        parts = _within(size, parts)
+    return Budget(total, tuple(parts), "; ".join(conflicts) or None)
+
+
+def _above_zero(parts: Iterable[BudgetPart]) -> list[BudgetPart]:
+    found = []
+    for part in parts:
+        if part.bytes > 0:
+            found.append(part)
+    return found
+
+
+def _others(shares: Iterable[_Share], wrong: Collection[_Share]) -> list[_Share]:
+    found = []
+    for share in shares:
+        if share not in wrong:
+            found.append(share)
+    return found
 
 
 def _contradiction(total: int, shares: list[_Share], slack: float) -> list[_Share]:
@@ -517,22 +545,22 @@ def _contradiction(total: int, shares: list[_Share], slack: float) -> list[_Shar
     return []
 
 
-def _within(total: int, parts: tuple[BudgetPart, ...]) -> tuple[BudgetPart, ...]:
+def _within(total: int, parts: Sequence[BudgetPart]) -> list[BudgetPart]:
     """Reduce parts by the rounding with which printed numbers exceed the device.
 
     The largest solved part absorbs it, or else the largest part.
     """
-    excess = sum(part.bytes for part in parts) - total
+    left = list(parts)
+    excess = sum(part.bytes for part in left) - total
     while excess > 0:
-        largest = max(
-            parts, key=lambda part: (part.source == "solved" and part.bytes > excess, part.bytes)
+        at = max(
+            range(len(left)),
+            key=lambda i: (left[i].source == "solved" and left[i].bytes > excess, left[i].bytes),
         )
-        taken = min(excess, largest.bytes)
+        taken = min(excess, left[at].bytes)
         excess -= taken
-        parts = tuple(
-            one if one is not largest else replace(one, bytes=one.bytes - taken) for one in parts
-        )
-    return tuple(part for part in parts if part.bytes > 0)
+        left[at] = replace(left[at], bytes=left[at].bytes - taken)
+    return _above_zero(left)
 
 
 def _listed(texts: list[str]) -> str:

@@ -53,9 +53,9 @@ def call_child(
         raise InputError(late.format(limit_s), hint=late_hint) from None
     lines = ran.stdout.strip().splitlines()
     if ran.returncode or not lines:
-        output_lines = [line for line in ran.stderr.splitlines() if line.strip()]
-        if output_lines:
-            last = output_lines[-1].strip()
+        output = ran.stderr.strip()
+        if output:
+            last = output.splitlines()[-1].strip()
         else:
             last = f"exit status {ran.returncode}"
         raise InputError(f"{failed}: {last}", hint=hint)

@@ -81,11 +81,10 @@ def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
     Raises:
         SettingError: no row applies to that version.
     """
-    rows = [
-        row
-        for row in rows_of(table, version)
-        if all(row.get(name, 1) <= value for name, value in where.items())
-    ]
+    rows = []
+    for row in rows_of(table, version):
+        if all(row.get(name, 1) <= value for name, value in where.items()):
+            rows.append(row)
     if not rows:
         raise SettingError(f"oomguard has no {table} constants for version {version}")
     found: dict[str, Any] = (
@@ -153,9 +152,11 @@ def gpu_total_bytes(name: str) -> int:
 
 def plain_name(name: str) -> str:
     """Normalize a GPU's name to letters and digits without the vendor, for comparison."""
-    return "".join(c for c in name.lower().removeprefix("nvidia") if c.isalnum()).removeprefix(
-        "geforce"
-    )
+    return _letters_and_digits(name.lower().removeprefix("nvidia")).removeprefix("geforce")
+
+
+def _letters_and_digits(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
 
 
 # The free memory at an engine's start if the engine does not own all of the device: WSL2, unified
@@ -191,13 +192,20 @@ def host_reserve_bytes(total_bytes: float) -> float:
 
 def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
     """Return a GPU's kind of memory: unified by its name, otherwise by the host."""
-    plain = "".join(c for c in (gpu_name or "").lower() if c.isalnum())
+    plain = _letters_and_digits((gpu_name or "").lower())
     for row in tables()["ceiling"]:
         if any(name in plain for name in row["gpus"]):
             return str(row["kind"])
     if on_wsl2:
         return "wsl2"
     return "discrete"
+
+
+def _free_ratio(kind: str) -> float | None:
+    for row in tables()["ceiling"]:
+        if row["kind"] == kind:
+            return float(row["free_ratio"])
+    return None
 
 
 def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int | None, str]:
@@ -216,9 +224,7 @@ def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int |
     """
     if kind not in KINDS:
         raise SettingError(f"memory_kind {kind!r} is not known", hint=f"one of {', '.join(KINDS)}")
-    ratio = next(
-        (float(row["free_ratio"]) for row in tables()["ceiling"] if row["kind"] == kind), None
-    )
+    ratio = _free_ratio(kind)
     if ratio is None and replicas == 1:
         return None, ""
     free = (1.0 if ratio is None else ratio) * total_bytes

@@ -100,9 +100,9 @@ def with_static_share(facts: dict[str, Fact], phase: str) -> str:
     if facts["framework"].value != _ENGINE:
         return phase
     _add_request_table(facts, phase)
-    has_pool = "later_weights_frames" in facts or any(
-        number_of(facts, name) is not None for name in _OF_A_POOL
-    )
+    has_pool = "later_weights_frames" in facts
+    for name in _OF_A_POOL:
+        has_pool = has_pool or number_of(facts, name) is not None
     if phase == "unknown" and not has_pool and _builds_model(facts):
         phase = "load_weights"
     is_prompt = phase in _OF_A_PROMPT and "multimodal_frames" not in facts
@@ -127,9 +127,8 @@ def _add_least_share(facts: dict[str, Fact]) -> None:
         facts["static_share_least_ratio"] = Fact(
             "static_share_least_ratio", max(0.0, 1 - after / before), "solved"
         )
-    least, now = (
-        number_of(facts, name) for name in ("static_share_least_ratio", "mem_fraction_static_ratio")
-    )
+    least = number_of(facts, "static_share_least_ratio")
+    now = number_of(facts, "mem_fraction_static_ratio")
     if least is not None:
         holds = now is not None and now > least
         facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
@@ -153,10 +152,9 @@ def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
     context = number_of(facts, "max_model_len_tokens")
     for most in (requests,) if requests else _DEFAULT_REQUESTS:
         for rows in (most + 1,) if context is None else (most + 1, most):
-            low, high = (
-                (tried + side * facts["tried_bytes"].slack) / _ENTRY_BYTES / rows
-                for side in (-1, 1)
-            )
+            slack = facts["tried_bytes"].slack
+            low = (tried - slack) / _ENTRY_BYTES / rows
+            high = (tried + slack) / _ENTRY_BYTES / rows
             if context is None and high - low > _CONTEXT_MULTIPLE / 16:
                 continue  # such a wide range always contains some length
             tokens = context or int(high) // _CONTEXT_MULTIPLE * _CONTEXT_MULTIPLE
@@ -216,13 +214,13 @@ def parameters_from_name(model: str) -> float | None:
     size
     counts; a revision's hash has none.
     """
-    parts = []
     for part in reversed(model.split("/")):
-        if not _REVISION.fullmatch(part):
-            parts.append(part)
-    return next(
-        (size for part in parts if (size := _parameters(part.replace("_", "-"))) is not None), None
-    )
+        if _REVISION.fullmatch(part):
+            continue
+        size = _parameters(part.replace("_", "-"))
+        if size is not None:
+            return size
+    return None
 
 
 def _parameters(name: str) -> float | None:
@@ -237,7 +235,10 @@ def _parameters(name: str) -> float | None:
 
 def bits_from_name(model: str) -> float | None:
     """Return the bits per parameter, with scales, if the name shows a quantization; else None."""
-    return next((bits for pattern, bits in _BITS if pattern.search(model)), None)
+    for pattern, bits in _BITS:
+        if pattern.search(model):
+            return bits
+    return None
 
 
 def bits_of_dtype(dtype: str | None) -> float:
@@ -266,7 +267,11 @@ def derive(incident: Incident) -> Incident:
         return number_of(facts, name)
 
     def slack(*names: str) -> float:
-        return sum(facts[name].slack for name in names if name in facts)
+        total_slack = 0.0
+        for name in names:
+            if name in facts:
+                total_slack += facts[name].slack
+        return total_slack
 
     total = number("device_total_bytes")
     ratio = number("gpu_memory_utilization_ratio")
@@ -618,10 +623,16 @@ def _other_of(
     """Return the largest listed process that is not the failed engine, or None."""
     slept = str(facts["sleep_process"].value) if "sleep_process" in facts else ""
     own = {_own_pid(incident.location.process or ""), _own_pid(slept)}
-    engines = [one for one in processes if _ENGINE_NAME.search(one.name)]
-    rest = [one for one in processes if one.pid not in own]
-    if own == {None} and engines:  # no line shows the engine's own PID: the smallest one slept
-        rest.remove(min(engines, key=lambda one: one.size_bytes))
+    engines = []
+    rest = []
+    for one in processes:
+        if _ENGINE_NAME.search(one.name):
+            engines.append(one)
+        if one.pid not in own:
+            rest.append(one)
+    # If no line shows the engine's own PID, the smallest engine is the one that slept.
+    if own == {None} and engines:
+        rest.remove(min(engines, key=lambda engine: engine.size_bytes))
     largest = max(rest, key=lambda one: one.size_bytes, default=None)
     if largest is None or largest.size_bytes < _LEAST_HOLDER_BYTES:
         return None

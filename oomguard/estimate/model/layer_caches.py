@@ -45,7 +45,12 @@ def unread_fields(shape: ModelShape) -> tuple[str, ...]:
         found.append(f"model_type {printable(shape.model_type)}")
     parts = [shape.config]
     if shape.outer is not shape.config:
-        parts.append({k: v for k, v in shape.outer.items() if not isinstance(v, Mapping)})
+        # Nested parts, such as an image encoder's, do not shape the language model.
+        around = {}
+        for key, value in shape.outer.items():
+            if not isinstance(value, Mapping):
+                around[key] = value
+        parts.append(around)
     for part in parts:
         for key, value in part.items():
             if value not in _ABSENT and key not in found and _is_unread(str(key), shape):
@@ -107,7 +112,10 @@ def _reader(shape: ModelShape) -> _Reader:
         return _READERS[own]
     if (period := FAMILIES["full_attention_every"].get(shape.model_type)) is not None:
         return functools.partial(_every, field=period["field"], default=period["layers"])
-    return next((read for field, read in _BY_FIELD.items() if shape.config.get(field)), _by_types)
+    for field, read in _BY_FIELD.items():
+        if shape.config.get(field):
+            return read
+    return _by_types
 
 
 def _by_types(shape: ModelShape) -> tuple[str, ...]:

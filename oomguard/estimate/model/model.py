@@ -199,7 +199,9 @@ def mtp_layers(parameters: Sequence[Parameter], shape: ModelShape) -> tuple[Para
         parameters: the decoder's own parameters, as the engine loads them.
         shape: the model's numbers.
     """
-    count = next((number for name in _COUNTS if (number := shape.number(name))), 0)
+    count = 0
+    for field in _COUNTS:
+        count = count or shape.number(field) or 0
     last = re.compile(rf"(?:^|\.)layers\.{shape.layers - 1}\.")
     own = []
     for p in parameters:

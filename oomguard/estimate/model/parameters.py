@@ -173,24 +173,35 @@ def _with_defaults(known: Mapping[str, Any], config: Mapping[str, Any]) -> dict[
 
     Older files have the language model's numbers next to the parts instead of in a separate part.
     """
-    found = {name: value for name, value in known.items() if not isinstance(value, Mapping)}
+    found = {}
+    for name, value in known.items():
+        if not isinstance(value, Mapping):
+            found[name] = value
     text = known.get("text_config")
     if isinstance(text, Mapping) and not isinstance(config.get("text_config"), Mapping):
-        found |= {name: value for name, value in text.items() if name != "model_type"}
-    found |= {name: value for name, value in config.items() if value is not None}
+        # The whole model's type selects its family, so the text's own type must not replace it.
+        for name, value in text.items():
+            if name != "model_type":
+                found[name] = value
+    found |= _without_nulls(config)
     for name, part in known.items():
         own = config.get(name)
         if isinstance(part, Mapping) and isinstance(own, Mapping):
-            found[name] = {
-                **part,
-                **{key: value for key, value in own.items() if value is not None},
-            }
+            found[name] = {**part, **_without_nulls(own)}
+    return found
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in config.items():
+        if value is not None:
+            found[name] = value
     return found
 
 
 def _merged(filled: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two configurations part by part; ``given`` takes precedence."""
-    both = {**filled, **{name: value for name, value in given.items() if value is not None}}
+    both = {**filled, **_without_nulls(given)}
     for name, value in given.items():
         if isinstance(value, Mapping) and isinstance(filled.get(name), Mapping):
             both[name] = _merged(filled[name], value)
@@ -207,8 +218,11 @@ _LIBRARIES: Final = ("torch", "transformers")
 
 def _library_files() -> list[Path]:
     """Return the first file of each library that is installed; an upgrade replaces it."""
-    specs = map(importlib.util.find_spec, _LIBRARIES)
-    return [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+    files = []
+    for spec in map(importlib.util.find_spec, _LIBRARIES):
+        if spec is not None and spec.origin is not None:
+            files.append(Path(spec.origin))
+    return files
 
 
 _NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})
@@ -328,10 +342,8 @@ def count_parameters(shape: ModelShape) -> tuple[Parameter, ...]:
         rows.append(_parameter("lm_head.weight", (shape.vocab, shape.hidden), shape))
     kinds = layer_kinds(shape)
     for i, kind in enumerate(kinds):
-        rows += [
-            _parameter(f"model.layers.{i}.{name}", size, shape)
-            for name, size in _layer(shape, i, kind)
-        ]
+        for name, size in _layer(shape, i, kind):
+            rows.append(_parameter(f"model.layers.{i}.{name}", size, shape))
     return (*rows, _parameter("model.norm.weight", (shape.hidden,), shape))
 
 
@@ -445,12 +457,11 @@ def _parameters_of_encoder(
         if (number := _count(part, key)) is not None:
             symbols[symbol] = number
     where = layout.get("where", {})
-    blocks = [
-        layout["layer"],
-        *(block for field, block in where.items() if part.get(field)),
-    ]
-    names = (layout.get("layers", "num_hidden_layers"), "depth")
-    layers = next((count for name in names if (count := _count(part, name))), None)
+    blocks = [layout["layer"]]
+    for field, block in where.items():
+        if part.get(field):
+            blocks.append(block)
+    layers = _count(part, layout.get("layers", "num_hidden_layers")) or _count(part, "depth")
     needed = _SYMBOL.findall(" ".join(_texts(blocks, layout["around"])))
     if layers is None or not set(needed) <= set(symbols):
         return None
@@ -472,9 +483,9 @@ def _parameters_of_encoder(
 
 def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
     """Return the layout symbols that the configuration has numbers for."""
-    patch, side, merge = (
-        _count(vision, name) for name in ("patch_size", "image_size", "spatial_merge_size")
-    )
+    patch = _count(vision, "patch_size")
+    side = _count(vision, "image_size")
+    merge = _count(vision, "spatial_merge_size")
     width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
     frames = _count(vision, "temporal_patch_size") or 1
     ratio_of_mlp = _count(vision, "mlp_ratio")
@@ -527,11 +538,17 @@ def _texts(blocks: Iterable[Mapping[str, str]], around: Mapping[str, str]) -> It
 
 def dimension(text: str, symbols: Mapping[str, int]) -> int:
     """Compute a dimension of a layout: a sum of products of symbols and counts."""
-    products = ([part.strip() for part in product.split("*")] for product in text.split("+"))
-    return sum(
-        prod(symbols[part] if part in symbols else int(part) for part in product)
-        for product in products
-    )
+    total = 0
+    for product in text.split("+"):
+        size = 1
+        for part in product.split("*"):
+            word = part.strip()
+            if word in symbols:
+                size *= symbols[word]
+            else:
+                size *= int(word)
+        total += size
+    return total
 
 
 @functools.cache
@@ -581,7 +598,7 @@ def parameters_from_layout(shape: ModelShape, *, tied: bool) -> tuple[Parameter,
                 size = tuple(_dimension(text, own, shape) for text in dimensions.split(","))
                 yield Parameter(prefix + tensor, size, prod(size) * shape.dtype_bytes)
 
-    chosen = [name for row in layout.get("where", ()) for name in _chosen(row, shape)]
+    chosen = _all_chosen(layout, "where", shape)
     dense = layout.get("dense", [])
     sparse = layout.get("sparse", dense)
     if "sparse_behind" in layout:
@@ -603,11 +620,12 @@ def parameters_from_layout(shape: ModelShape, *, tied: bool) -> tuple[Parameter,
         widths = symbols | _widths(shape, part)
         prefix = f"{layout.get('prefix', _PREFIX)}{index}."
         found += rows([*layout["layer"], *own, *chosen, *mlp], prefix, widths)
-    around = [name for row in layout.get("around_where", ()) for name in _chosen(row, shape)]
+    around = _all_chosen(layout, "around_where", shape)
     found += (*rows([*layout["around"], *around], "", symbols), *encoder)
-    return (
-        None if any(parameter.elements == 0 for parameter in found) else tuple(found)
-    )  # the file lacks a number
+    # A dimension of 0 means that the file lacks a number.
+    if any(parameter.elements == 0 for parameter in found):
+        return None
+    return tuple(found)
 
 
 _PREFIX: Final = "model.layers."
@@ -659,12 +677,13 @@ def _widths(shape: ModelShape, part: str) -> dict[str, int]:
 
 def _dimension(text: str, symbols: Mapping[str, int], shape: ModelShape) -> int:
     """Compute a dimension whose symbols may also be keys of the configuration."""
-    parts = []
+    known = dict(symbols)
     for product in text.split("+"):
         for part in product.split("*"):
-            parts.append(part.strip())
-    named = [part for part in parts if part not in symbols and not part.isdecimal()]
-    return dimension(text, {**symbols, **{part: shape.number(part) or 0 for part in named}})
+            word = part.strip()
+            if word not in symbols and not word.isdecimal():
+                known[word] = shape.number(word) or 0
+    return dimension(text, known)
 
 
 @functools.cache
@@ -694,9 +713,10 @@ def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
         return False
     if any(shape.number(name) is None for name in layout.get("needs", ())):
         return False
-    return all(
-        shape.config.get(name) in (None, value) for name, value in layout.get("plain", {}).items()
-    )
+    for name, value in layout.get("plain", {}).items():
+        if shape.config.get(name) not in (None, value):
+            return False
+    return True
 
 
 def _has_plain_mlps(layout: Mapping[str, Any], shape: ModelShape) -> bool:
@@ -708,6 +728,14 @@ def _has_plain_mlps(layout: Mapping[str, Any], shape: ModelShape) -> bool:
         return False
     dense = shape.number(layout["sparse_behind"]) or 0
     return bool(types == ["dense"] * dense + ["sparse"] * (shape.layers - dense))
+
+
+def _all_chosen(layout: Mapping[str, Any], conditions: str, shape: ModelShape) -> list[str]:
+    """Return the blocks of a layout's conditions, each as the file's field decides."""
+    blocks = []
+    for row in layout.get(conditions, ()):
+        blocks += _chosen(row, shape)
+    return blocks
 
 
 def _chosen(row: Mapping[str, Any], shape: ModelShape) -> list[str]:

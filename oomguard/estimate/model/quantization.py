@@ -182,23 +182,29 @@ class ModuleNames:
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        entries = tuple(_DECODER.sub("", entry) for entry in names)
-        self._patterns = tuple(dict.fromkeys(entry for entry in entries if _is_pattern(entry)))
-        self._names = frozenset(entry for entry in entries if not _is_pattern(entry))
+        patterns: dict[str, None] = {}
+        plain = set()
+        for name in names:
+            entry = _DECODER.sub("", name)
+            if _is_pattern(entry):
+                # A dict drops repeated patterns and keeps their order.
+                patterns[entry] = None
+            else:
+                plain.add(entry)
+        self._patterns = tuple(patterns)
+        self._names = frozenset(plain)
         self._lengths = frozenset(name.count(".") + 1 for name in self._names)
         if len(self._patterns) > _MOST_PATTERNS:
             raise ConfigError(
                 f"quantization_config has {len(self._patterns)} patterns, but oomguard "
                 f"reads at most {_MOST_PATTERNS}"
             )
-        too_long = next(
-            (entry for entry in self._patterns if len(entry) > _MOST_PATTERN_CHARS), None
-        )
-        if too_long is not None:
-            raise ConfigError(
-                f"quantization_config has the pattern {printable(too_long)} of "
-                f"{len(too_long)} characters"
-            )
+        for pattern in self._patterns:
+            if len(pattern) > _MOST_PATTERN_CHARS:
+                raise ConfigError(
+                    f"quantization_config has the pattern {printable(pattern)} of "
+                    f"{len(pattern)} characters"
+                )
         self._spent_s = 0.0
 
     def has(self, module: str) -> bool:
@@ -209,13 +215,11 @@ class ModuleNames:
         """
         own = _DECODER.sub("", module)
         parts = own.split(".")
-        runs = (
-            parts[i : i + length]
-            for length in self._lengths
-            for i in range(len(parts) - length + 1)
-        )
-        if any(".".join(run) in self._names for run in runs):
-            return True
+        # A set lookup of every run of parts is much faster than a search for each listed name.
+        for length in self._lengths:
+            for i in range(len(parts) - length + 1):
+                if ".".join(parts[i : i + length]) in self._names:
+                    return True
         began = time.thread_time()
         try:
             return any(matches(module) or matches(own) for matches in self._compiled)
@@ -294,7 +298,10 @@ class QuantizedFormat:
 
     def bits_of(self, module: str) -> float:
         """Return the bits of a module's elements, or 0 if it is unquantized."""
-        return next((bits for bits, modules in self.groups if modules.has(module)), self.bits)
+        for bits, modules in self.groups:
+            if modules.has(module):
+                return bits
+        return self.bits
 
 
 def quantize_parameters(
@@ -405,9 +412,8 @@ def quantizes_mtp(shape: ModelShape) -> bool:
     if isinstance(layers := config.get("quantized_layers"), Mapping):
         return any("mtp" in str(module) for module in layers)
     ignored = ModuleNames(_ignored(config))
-    return not any(
-        ignored.has(module) for module in ("mtp", "mtp.layers.0.mlp", f"layers.{shape.layers}.mlp")
-    )
+    modules = ("mtp", "mtp.layers.0.mlp", f"layers.{shape.layers}.mlp")
+    return not any(map(ignored.has, modules))
 
 
 def _ignored(config: Mapping[str, Any]) -> list[str]:
@@ -416,7 +422,9 @@ def _ignored(config: Mapping[str, Any]) -> list[str]:
     ignored: list[str] = []
     for names in fields:
         if isinstance(names, list):
-            ignored += [name for name in names if isinstance(name, str)]
+            for name in names:
+                if isinstance(name, str):
+                    ignored.append(name)
     return ignored
 
 
@@ -446,9 +454,12 @@ def size_loaded_parameters(
     if config is not None:
         _check_method(config, asked)
         return tuple(parameters)
-    plain = (
-        replace(p, bytes=p.elements * shape.dtype_bytes) if p.floating else p for p in parameters
-    )
+    plain = []
+    for p in parameters:
+        if p.floating:
+            plain.append(replace(p, bytes=p.elements * shape.dtype_bytes))
+        else:
+            plain.append(p)
     return quantize_parameters(plain, shape, asked, assumed)
 
 
@@ -562,14 +573,12 @@ def _groups(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
 def _targets(group: Mapping[str, Any], *, modules: bool) -> list[str]:
     """Return a group's target modules, or the modules of its target classes such as ``Linear``."""
     named = group.get("targets")
+    found = []
     if isinstance(named, list):
-        found = []
         for target in named:
-            if isinstance(target, str):
+            if isinstance(target, str) and _is_module(target) == modules:
                 found.append(target)
-    else:
-        found = []
-    return [target for target in found if _is_module(target) == modules]
+    return found
 
 
 def _is_module(target: str) -> bool:

@@ -122,7 +122,9 @@ def _inside(part: object) -> Iterable[object]:
         values = part.values()
     elif isinstance(part, list):
         values = part
-    return (inner for inner in values if isinstance(inner, (dict, list)))
+    for inner in values:
+        if isinstance(inner, (dict, list)):
+            yield inner
 
 
 # One data file has each family's field names and default values.
@@ -177,10 +179,12 @@ class ModelShape:
     @property
     def has_encoder(self) -> bool:
         """Return whether the model has an image or audio encoder next to the language model."""
-        encoders = FAMILIES["names"]["encoders"]
-        return self.outer is not self.config or any(
-            isinstance(self.outer.get(part), Mapping) for part in encoders
-        )
+        if self.outer is not self.config:
+            return True
+        for part in FAMILIES["names"]["encoders"]:
+            if isinstance(self.outer.get(part), Mapping):
+                return True
+        return False
 
     @property
     def unknown_dtype(self) -> str | None:
@@ -261,24 +265,29 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     decoders use.
     """
     part = config
-    while True:
-        names = (
-            name for name in FAMILIES["names"]["text_parts"] if isinstance(part.get(name), Mapping)
-        )
-        inner = next((part[name] for name in names), None)
-        if inner is None:
-            return _decoder(part)
+    # Some models nest parts: the language model of Qwen2.5-Omni is inside its thinker.
+    while (inner := _inner_part(part)) is not None:
         part = inner
+    return _decoder(part)
+
+
+def _inner_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for name in FAMILIES["names"]["text_parts"]:
+        part = config.get(name)
+        if isinstance(part, Mapping):
+            return part
+    return None
 
 
 def _decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
     both = encoder_decoder(config)
     if both is None:
         return config
-    return {
-        **config,
-        **{name: config[own] for name, own in both["decoder"].items() if own in config},
-    }
+    found = dict(config)
+    for name, own in both["decoder"].items():
+        if own in config:
+            found[name] = config[own]
+    return found
 
 
 def _model_type(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str:

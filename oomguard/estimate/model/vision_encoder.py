@@ -171,6 +171,9 @@ def _with_attention(
         parts = 1 + len(inner)
     else:
         parts = 1
+    heads = 0
+    for name in _HEADS:
+        heads = heads or _count(vision, name) or 0
     attention = ""
     if normed:
         attention = "normed"
@@ -183,7 +186,7 @@ def _with_attention(
         video_tokens = FAMILIES["formatted_videos"].get(kind, 0)
     return replace(
         found,
-        heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
+        heads=heads,
         attention=attention,
         patch_elements=_COLORS * frames * patch**2,
         output_width=parts * found.output_width,
