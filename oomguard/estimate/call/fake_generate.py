@@ -147,9 +147,8 @@ def moving_fakes() -> Iterator[None]:
 
     def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         tensors = [*self.parameters(recurse=recurse), *self.buffers(recurse=recurse)]
-        if threading.get_ident() != own or not any(
-            isinstance(tensor, FakeTensor) for tensor in tensors
-        ):
+        has_fakes = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if threading.get_ident() != own or not has_fakes:
             return torchs(self, fn, recurse)
         for module in self.modules() if recurse else [self]:
             for held in (module._parameters, module._buffers):

@@ -79,10 +79,8 @@ def _check_tokens(start: EngineStart, own: VllmSettings, model: Model, name: str
 
     Models of the same size can differ in this number.
     """
-    pool, tokens = (
-        number_of(start.facts, fact)
-        for fact in ("kv_cache_available_bytes", "kv_cache_capacity_tokens")
-    )
+    pool = number_of(start.facts, "kv_cache_available_bytes")
+    tokens = number_of(start.facts, "kv_cache_capacity_tokens")
     if not pool or not tokens or not model.exact or not start.settings_complete:
         return
     known = budget_start(
@@ -157,6 +155,10 @@ def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
         graphs = beyond("cudagraph_bytes", predicted.cudagraph_bytes)
     else:
         graphs = 0
+    slack = 0.0
+    for name in _USED:
+        if name in facts:
+            slack += facts[name].slack
     found = Correction(
         source,
         weights_bytes=beyond(
@@ -167,7 +169,7 @@ def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
             predicted.peak_activation_bytes + _graphs_within(start, predicted, model.shape),
         ),
         cudagraph_bytes=graphs,
-        uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
+        uncertainty_bytes=round(slack),
         max_num_seqs=predicted.settings.max_num_seqs or 0,
         max_num_batched_tokens=predicted.settings.max_num_batched_tokens or 0,
         enforce_eager=settings.enforce_eager,
@@ -354,10 +356,10 @@ class Calibrations:
             entries = self.entries()
         except InputError:  # the priors apply instead, and a budget lists them
             return None
-        return next(
-            (Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)),
-            None,
-        )
+        for entry in entries:
+            if _same(entry["of"], wanted):
+                return Correction(**entry["correction"])
+        return None
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the file's entries, or nothing without a file.
@@ -399,11 +401,7 @@ def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
     The model's configuration identifies it, because its folder may get another name.
     """
     config = json.dumps(model.shape.outer, sort_keys=True, default=str)
-    rare = {
-        "skip_mm_profiling": settings.skip_mm_profiling,
-        "mm_processor_kwargs": settings.mm_processor_kwargs if model.encoder is not None else None,
-    }
-    return {
+    key = {
         "engine": "vllm",
         "version": f"{settings.version.major}.{settings.version.minor}",
         "device": settings.device,
@@ -418,18 +416,22 @@ def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
         "speculative": settings.speculative_config is not None,
         "lora": settings.enable_lora,
         "limit_mm_per_prompt": settings.limit_mm_per_prompt if model.encoder is not None else None,
-    } | {name: value for name, value in rare.items() if value}
+    }
+    # Entries that earlier versions wrote lack these settings, so the key has them only when set.
+    if settings.skip_mm_profiling:
+        key["skip_mm_profiling"] = settings.skip_mm_profiling
+    if model.encoder is not None and settings.mm_processor_kwargs:
+        key["mm_processor_kwargs"] = settings.mm_processor_kwargs
+    return key
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    rest = (
-        {name: value for name, value in each.items() if name != "gpu_total_bytes"}
-        for each in (one, other)
-    )
-    first, second = rest
-    a = one["gpu_total_bytes"]
-    b = other["gpu_total_bytes"]
-    return first == second and abs(a - b) <= _SAME_DEVICE_RATIO * max(a, b)
+    # Drivers report slightly different totals for the same GPU, so only the rest must be equal.
+    rest = dict(one)
+    other_rest = dict(other)
+    a = rest.pop("gpu_total_bytes")
+    b = other_rest.pop("gpu_total_bytes")
+    return rest == other_rest and abs(a - b) <= _SAME_DEVICE_RATIO * max(a, b)
 
 
 def _is_entry(entry: object) -> bool:
@@ -457,7 +459,11 @@ def learned(
     kept: Calibrations, sessions: Collection[str] | None, model: str | None
 ) -> tuple[str, ...]:
     """Describe the learned calibrations of some sessions (None: any) or of a model, a line each."""
-    return tuple(map(_words, (entry for entry in kept.entries() if _is_of(entry, sessions, model))))
+    lines = []
+    for entry in kept.entries():
+        if _is_of(entry, sessions, model):
+            lines.append(_words(entry))
+    return tuple(lines)
 
 
 def forget(kept: Calibrations, sessions: Collection[str] | None, model: str | None) -> None:
@@ -557,9 +563,10 @@ def _holds(entry: Path, table: re.Pattern[bytes], ranks: int) -> bool:
         folders = sorted(path.name for path in entry.glob("rank_*_0"))
         if folders != sorted(f"rank_{rank}_0" for rank in range(ranks)):
             return False
-        return any(
-            table.search(_first_bytes(graph)) for graph in entry.glob(f"rank_0_0/*/{_GRAPH}")
-        )
+        for graph in entry.glob(f"rank_0_0/*/{_GRAPH}"):
+            if table.search(_first_bytes(graph)):
+                return True
+        return False
     except OSError:
         return False
 

@@ -58,15 +58,19 @@ def lay_out_with_engine(budget: StartBudget, model_path: str) -> StartBudget:
         block_bytes = budget.kv_cache_pool_bytes // blocks
     else:
         block_bytes = 0
-    reasons = tuple(reason for reason in budget.reasons if not reason.startswith("one request of "))
+    reasons = []
     if longest < length and budget.kv_cache_pool_bytes > 0:
-        reasons = (
-            (
-                f"by vLLM's own layout a request of {length} tokens does not fit, but one of "
-                f"{longest} does"
-            ),
-            *reasons,
+        reasons.append(
+            f"by vLLM's own layout a request of {length} tokens does not fit, but one of "
+            f"{longest} does"
         )
+    for reason in budget.reasons:
+        # The estimate's own sentence about one request follows oomguard's layout, not the engine's.
+        if not reason.startswith("one request of "):
+            reasons.append(reason)
+    stages = []
+    for stage in budget.stages:
+        stages.append(replace(stage, request_bytes=found["needed_bytes"], block_bytes=0))
     return replace(
         budget,
         kv_cache_blocks=blocks,
@@ -75,11 +79,8 @@ def lay_out_with_engine(budget: StartBudget, model_path: str) -> StartBudget:
         kv_cache_tokens=int(found["max_concurrency"] * (settings.max_model_len or 0)),
         longest_request_tokens=longest,
         kv_bytes_per_token=budget.kv_bytes_per_token or block_bytes // max(1, tokens),
-        stages=tuple(
-            replace(stage, request_bytes=found["needed_bytes"], block_bytes=0)
-            for stage in budget.stages
-        ),
-        reasons=reasons,
+        stages=tuple(stages),
+        reasons=tuple(reasons),
         assumptions=(*budget.assumptions, "KV cache: the installed vLLM's own layout"),
     )
 

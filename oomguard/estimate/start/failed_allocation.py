@@ -211,9 +211,12 @@ def name_allocation(
             and (on_host or not row.only_on_host)
         ):
             _try(row, search)
-    there = [
-        product for product in search.found if phase in product.allocation.phases
-    ] or search.found
+    there = []
+    for product in search.found:
+        if phase in product.allocation.phases:
+            there.append(product)
+    # A log can show the wrong phase, so without a match every phase counts.
+    there = there or search.found
     chance = max((search.by_chance(product) for product in there), default=1.0)
     if not there or chance > _MOST_BY_CHANCE:
         return None
@@ -229,7 +232,7 @@ def allocation_from_traceback(
 
     A free factor gets the number nearest to the bytes, in float32.
     """
-    row = next((one for one in allocations() if one.told_by & set(evidence)), None)
+    row = _first_told_by(evidence)
     if row is None or not all(names[0] in numbers for names in row.factors):
         return None
     known = {names[0]: numbers[names[0]] for names in row.factors}
@@ -242,22 +245,37 @@ def allocation_from_traceback(
     return Product(row, {"tokens": max(1, min(nearest, most)), **known}, _FLOAT32_BYTES)
 
 
+def _first_told_by(evidence: Collection[str]) -> Allocation | None:
+    for row in allocations():
+        if not row.told_by.isdisjoint(evidence):
+            return row
+    return None
+
+
 def _most(row: Allocation, numbers: Mapping[str, int]) -> int | None:
     """Return the largest value of a row's free factor; None if its setting is unknown."""
-    if row.up_to[0] in numbers:
-        return min(numbers[name] for name in row.up_to if name in numbers)
-    return None
+    if row.up_to[0] not in numbers:
+        return None
+    limits = []
+    for name in row.up_to:
+        if name in numbers:
+            limits.append(numbers[name])
+    return min(limits)
 
 
 def _try(row: Allocation, search: _Search) -> None:
     dtype = search.numbers.get(_DTYPE)
-    elements = dict.fromkeys(dtype if each == _DTYPE else each for each in row.element)
+    elements: list[int] = []
+    for each in row.element:
+        size = dtype if each == _DTYPE else each
+        if size and size not in elements:
+            elements.append(size)
     for names in itertools.product(*row.factors):
         if not set(names) <= search.numbers.keys():
             continue
         for values in itertools.product(*(_values(name, search.numbers) for name in names)):
             unit = row.times * math.prod(values)
-            for element in (each for each in elements if each):
+            for element in elements:
                 known = dict(zip(names, values, strict=True))
                 _match(row, known, unit * element, element, search)
 
@@ -297,7 +315,9 @@ def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:
         whole.append(-(-value // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE)
     yield from whole
     if ranks > 1 and name in _OF_THE_MODEL:
-        yield from (one // ranks for one in whole if one % ranks == 0)
+        for one in whole:
+            if one % ranks == 0:
+                yield one // ranks
 
 
 # Numbers of a matrix that ranks may share.
@@ -517,7 +537,12 @@ def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
         numbers |= {"speculative_config": 1, "drafted": drafted + 1}
     if "ngram_frames" in incident.facts or _speculation(incident).get("method") in _NGRAM:
         numbers["ngram" if incident.kind == "host_oom" else "ngram_gpu"] = 1
-    return {name: value for name, value in numbers.items() if value > 0}
+    # A product with a zero or negative factor matches nothing.
+    positive = {}
+    for name, value in numbers.items():
+        if value > 0:
+            positive[name] = value
+    return positive
 
 
 def _of_shape(shape: ModelShape) -> dict[str, int]:
@@ -582,7 +607,9 @@ def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
         blocks = int(override)
     else:
         blocks = (pool or 0) // cache.block_bytes
-    page = max(page for group in cache.layout.groups for page in group.pages_bytes)
+    page = 0
+    for group in cache.layout.groups:
+        page = max(page, *group.pages_bytes)
     return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
 
 

@@ -162,9 +162,10 @@ def settings_of(
     engine requested and got was free.
     """
     values: dict[str, Any] = {}
-    for name in (
-        own.name for own in fields(VllmSettings) if own.name in SETTINGS.keys() - _READ_APART
-    ):
+    for own in fields(VllmSettings):
+        name = own.name
+        if name not in SETTINGS or name in _READ_APART:
+            continue
         value = _value(in_force, facts, name)
         if value is None or type(value) is not _TYPES[SETTINGS[name].type]:
             continue  # unknown, or a form that only the engine understands
@@ -249,9 +250,8 @@ def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     if alive is None:
         return settings
     predicted = budget_start(model, settings)
-    weights = incident.number("model_weights_bytes") or max(
-        stage.weights_bytes for stage in predicted.stages
-    )
+    fullest = max(stage.weights_bytes for stage in predicted.stages)
+    weights = incident.number("model_weights_bytes") or fullest
     ratio = (alive - weights + tried) / max(1, predicted.peak_activation_bytes)
     if incident.phase == "sampling_logits":
         later = _LATER_IN_SAMPLER_RATIO
@@ -462,9 +462,11 @@ class ExactKv:
             wanted = _NEARLY * max(lengths.values(), default=0)
         else:
             wanted = self.settings.max_model_len or 0
-        return max(
-            (tokens for tokens, length in lengths.items() if length >= max(1, wanted)), default=None
-        )
+        enough = []
+        for tokens, length in lengths.items():
+            if length >= max(1, wanted):
+                enough.append(tokens)
+        return max(enough, default=None)
 
     def _smaller_blocks(self) -> Iterator[tuple[int, ExactKv]]:
         """Yield half the block size, a quarter and so on, each with its cache."""
@@ -577,9 +579,9 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
             new["estimated_max_model_len_tokens"] = found.longest_with_its_step(pool)
         elif "estimated_max_model_len_tokens" not in facts:
             new["estimated_max_model_len_tokens"] = found.longest(pool)  # 0: not even one token
-    facts.update(
-        {name: Fact(name, value, "config") for name, value in new.items() if value is not None}
-    )
+    for name, value in new.items():
+        if value is not None:
+            facts[name] = Fact(name, value, "config")
     return replace(incident, facts=MappingProxyType(facts))
 
 

@@ -13,7 +13,7 @@ constants.toml has the sizes by version with their sources, fitted.toml the fitt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -205,9 +205,8 @@ def cuda_graphs(settings: VllmSettings, shape: ModelShape) -> Graphs:
         return NO_GRAPHS
     counts = graph_counts(settings, shape)
     prior = constant("cudagraphs", by_engine(settings))
-    fitted = graphs_ratio(settings, prior["blackwell_ratio"]) * sum(
-        prior[name] * count for name, count in counts.items()
-    )
+    captured = sum(prior[name] * count for name, count in counts.items())
+    fitted = graphs_ratio(settings, prior["blackwell_ratio"]) * captured
     size = fitted + graph_buffers_bytes(settings, shape, largest_decode_step(settings))
     return Graphs(
         round(counts["bytes"]),
@@ -343,7 +342,11 @@ def captured_graphs(settings: VllmSettings, *, decode_only: bool = False) -> int
 def largest_decode_step(settings: VllmSettings) -> int:
     """Return the tokens of the largest captured decode-only step."""
     most = _most_decoded(settings)
-    return max((size for size in captured_sizes_of(settings) if size <= most), default=0)
+    largest = 0
+    for size in captured_sizes_of(settings):
+        if size <= most:
+            largest = max(largest, size)
+    return largest
 
 
 def _most_decoded(settings: VllmSettings) -> int:
@@ -368,17 +371,24 @@ def captured_sizes_of(settings: VllmSettings) -> set[int]:
     rule = constant("captured_sizes", by_engine(settings))
     sizes = _sizes(settings, rule, settings.max_num_seqs or 1)
     step = settings.max_num_batched_tokens
-    found = set()
-    for size in sizes:
-        if size <= (step or size):
-            found.add(size)
+    found = set(sizes)
+    if step:
+        found = _up_to(step, found)
     if since("drafts_round_graphs_since", version):
         tokens = _request_tokens(settings)
     else:
         tokens = 1
     most = max(found, default=0)
     whole = {-(-size // tokens) * tokens for size in found}
-    return {size for size in whole if size <= max(most, tokens)}
+    return _up_to(max(most, tokens), whole)
+
+
+def _up_to(most: int, sizes: Iterable[int]) -> set[int]:
+    found = set()
+    for size in sizes:
+        if size <= most:
+            found.add(size)
+    return found
 
 
 def _request_tokens(settings: VllmSettings) -> int:

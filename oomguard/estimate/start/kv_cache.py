@@ -70,8 +70,13 @@ class LayerGroup:
 
     def block_bytes(self, stage: Collection[int] | None = None) -> int:
         """Return the bytes of one block in all its layers, or in a pipeline stage's."""
-        pages = zip(self.layers, self.pages_bytes, strict=True)
-        return sum(page for layer, page in pages if stage is None or layer in stage)
+        if stage is None:
+            return sum(self.pages_bytes)
+        total = 0
+        for layer, page in zip(self.layers, self.pages_bytes, strict=True):
+            if layer in stage:
+                total += page
+        return total
 
     def request_blocks(self, settings: KvSettings) -> int:
         """Count the blocks of one request of the full length."""
@@ -101,10 +106,11 @@ class KvLayout:
     @property
     def block_tokens(self) -> int:
         """Return the tokens per attention block; with several kinds of layers the smallest."""
-        return min(
-            (group.block_tokens for group in self.groups if group.kind != "state"),
-            default=self.settings.block_tokens,
-        )
+        sizes = []
+        for group in self.groups:
+            if group.kind != "state":
+                sizes.append(group.block_tokens)
+        return min(sizes, default=self.settings.block_tokens)
 
     def block_bytes(self, stage: Collection[int] | None = None) -> int:
         """Return the bytes of one block in a rank's pool, by the widest group."""
@@ -195,8 +201,10 @@ def _packed_groups(layers: tuple[LayerCache, ...]) -> tuple[LayerGroup, ...]:
     for layer in layers:
         key = (layer.kind, layer.window_tokens, layer.block_tokens)
         buckets.setdefault(key, []).append(layer)
-    full = [sum(c.page_bytes for c in own) for key, own in buckets.items() if key[0] == "full"]
-    widest = max(full, default=0)
+    widest = 0
+    for (kind, _, _), own in buckets.items():
+        if kind == "full":
+            widest = max(widest, sum(cache.page_bytes for cache in own))
     groups = []
     for (kind, window, block), own in buckets.items():
         size = sum(cache.page_bytes for cache in own)
@@ -215,10 +223,12 @@ def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSett
     vLLM pads states to that page.
     """
     attention = []
+    states = []
     for layer in layers:
-        if layer.kind != "state":
+        if layer.kind == "state":
+            states.append(layer.state_bytes)
+        else:
             attention.append(layer)
-    states = [layer.state_bytes for layer in layers if layer.kind == "state"]
     if not attention or not states:
         return settings, None
     token_bytes = attention[0].token_bytes
@@ -344,7 +354,12 @@ class StartCaches:
 
         Sliding and chunked layers store only the last tokens.
         """
-        return sum(c.token_bytes for c in self.caches if c.index in layers and c.kind != "cross")
+        total = 0
+        for cache in self.caches:
+            # Cross attention stores the encoder's tokens, which a request's length does not change.
+            if cache.index in layers and cache.kind != "cross":
+                total += cache.token_bytes
+        return total
 
 
 def start_caches(model: Model, settings: VllmSettings) -> StartCaches:
@@ -357,7 +372,12 @@ def start_caches(model: Model, settings: VllmSettings) -> StartCaches:
     caches = _caches(model.shape, settings) + _draft_caches(model, settings)
     layers = model.shape.layers
     parts = [frozenset(part) for part in stage_layers(layers, settings.pipeline_parallel_size)]
-    stages = (*parts[:-1], parts[-1] | {cache.index for cache in caches if cache.index >= layers})
+    # The last stage also runs the draft, whose layers follow the target's in number.
+    drafts = set()
+    for cache in caches:
+        if cache.index >= layers:
+            drafts.add(cache.index)
+    stages = (*parts[:-1], parts[-1] | drafts)
     return StartCaches(caches, lay_out(caches, _kv_settings(model, settings, caches)), stages)
 
 
@@ -414,10 +434,10 @@ def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...
     if is_compressed(model.shape):
         return compressed_caches(model.shape, model.shape.layers)
     number = model.shape.number("num_nextn_predict_layers") or 1
-    like = next((c for c in reversed(_caches(model.shape, settings)) if c.kind == "full"), None)
-    if like is None:
-        return ()
-    return tuple(replace(like, index=first + i) for i in range(number))
+    for cache in reversed(_caches(model.shape, settings)):
+        if cache.kind == "full":
+            return tuple(replace(cache, index=first + i) for i in range(number))
+    return ()
 
 
 def _kv_settings(

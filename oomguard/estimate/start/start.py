@@ -306,11 +306,18 @@ def known_gpu(settings: VllmSettings) -> dict[str, Any] | None:
     """Return the row of a start's GPU, by name or else by size; None for an unknown GPU."""
     if settings.gpu_name:
         name = plain_name(settings.gpu_name)
-        named = [row for row in gpus() if plain_name(row["name"]) in name]
+        named = []
+        for row in gpus():
+            if plain_name(row["name"]) in name:
+                named.append(row)
+        # The longest name is the most specific one: "L40S" also contains "L40" and "L4".
         if named:
             return max(named, key=lambda row: len(row["name"]))
     total = settings.gpu_total_bytes
-    sized = [row for row in gpus() if not row.get("named_only")]
+    sized = []
+    for row in gpus():
+        if not row.get("named_only"):
+            sized.append(row)
     nearest = min(sized, key=lambda row: abs(row["total_bytes"] - total))
     if abs(nearest["total_bytes"] - total) <= _SAME_SIZE_RATIO * total:
         return nearest
@@ -366,15 +373,10 @@ def fused_allreduce_bytes(settings: VllmSettings) -> int:
     )
     if ranks == 1 or not alone or not has_nvlink(settings):
         return 0
-    rows = (
-        row
-        for row in rows_of("fused_allreduce", settings.version)
-        if architecture in row["architectures"]
-    )
-    row = next(rows, None)
-    if row is None:
-        return 0
-    return int(row["bytes_of_ranks"].get(str(ranks), 0))
+    for row in rows_of("fused_allreduce", settings.version):
+        if architecture in row["architectures"]:
+            return int(row["bytes_of_ranks"].get(str(ranks), 0))
+    return 0
 
 
 def is_hopper_or_later(settings: VllmSettings) -> bool:
@@ -406,7 +408,11 @@ def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
     """
     architecture = "cpu" if settings.device == "cpu" else architecture_of(settings)
     rows = tables()["mxfp4_padding"]
-    rule = next((row for row in rows if row.get("architecture") == architecture), rows[-1])
+    rule = rows[-1]
+    for row in rows:
+        if row.get("architecture") == architecture:
+            rule = row
+            break
     return _multiple(hidden, rule["hidden"]) / hidden * _multiple(width, rule["width"]) / width
 
 

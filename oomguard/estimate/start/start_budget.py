@@ -283,6 +283,10 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     else:
         logged_tokens = caches.layout.tokens_of_groups
     limit = max(settings.max_model_len or 0, model.shape.max_positions or 0)
+    # A request is in every stage, so the stage with the shortest one limits its length.
+    longest = []
+    for stage in stages:
+        longest.append(caches.layout.longest(stage.pool_bytes, limit, layers[stage.number]))
     return StartBudget(
         model=model.name,
         settings=settings,
@@ -303,9 +307,7 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         block_tokens=caches.layout.block_tokens,
         kv_cache_tokens=logged_tokens(blocks),
         max_concurrency=caches.layout.max_concurrency(blocks),
-        longest_request_tokens=min(
-            caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages
-        ),
+        longest_request_tokens=min(longest),
         uncertainty_bytes=round(math.hypot(below, page_cache)),
         uncertainty_above_bytes=round(above) + more,
         more_bytes=more,

@@ -56,9 +56,9 @@ def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: i
     is_fp8 = config is not None and config.get("quant_method") == "fp8"
     heads = -(-shape.heads // ranks)
     query = shape.number("q_lora_rank") or shape.hidden
-    rotary, plain, value = (
-        shape.number(name) or 0 for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    )
+    rotary = shape.number("qk_rope_head_dim") or 0
+    plain = shape.number("qk_nope_head_dim") or 0
+    value = shape.number("v_head_dim") or 0
     unpacked = heads * latent * (plain + value) * shape.dtype_bytes
     if not rule["products"]:
         if is_fp8:
@@ -101,12 +101,12 @@ def with_scales_of_version(model: Model, version: Version, quantization: str | N
 @functools.lru_cache(maxsize=4)
 def _changed(model: Model, holds_double: bool) -> Model:
     old, new = (_PLAIN_BITS, _DOUBLE_BITS) if holds_double else (_DOUBLE_BITS, _PLAIN_BITS)
-    parameters = (
-        replace(p, bytes=round(p.elements * new / 8))
-        if p.bytes == round(p.elements * old / 8)
-        else p
-        for p in model.parameters
-    )
+    parameters = []
+    for p in model.parameters:
+        if p.bytes == round(p.elements * old / 8):
+            parameters.append(replace(p, bytes=round(p.elements * new / 8)))
+        else:
+            parameters.append(p)
     return replace(model, parameters=tuple(parameters))
 
 
@@ -328,7 +328,7 @@ def rank_weights(
         if mtp:
             stage = pipeline_parallel_size - 1
         elif layer and not of_encoder(parameter.name):
-            stage = next(i for i, part in enumerate(stages) if int(layer.group(1)) in part)
+            stage = _index_of(int(layer.group(1)), stages)
         elif _EMBEDDING.search(parameter.name):
             stage, share = 0, _padded(parameter, share)
             embeddings += share
@@ -379,20 +379,27 @@ def stage_of(name: str, layers: int, stages: int) -> int:
         number = int(found.group(1))
     else:
         number = 0
-    parts = stage_layers(layers, stages)
-    return next((i for i, part in enumerate(parts) if number in part), stages - 1)
+    return _index_of(number, stage_layers(layers, stages))
+
+
+def _index_of(layer: int, stages: Sequence[range]) -> int:
+    """Return the stage that has a layer, or the last stage for a layer behind them all."""
+    for i, part in enumerate(stages):
+        if layer in part:
+            return i
+    return len(stages) - 1
 
 
 def _behind_the_last(layer: re.Match[str], parameter: Parameter, shape: ModelShape) -> bool:
     return int(layer.group(1)) >= shape.layers and not of_encoder(parameter.name)
 
 
+_ENCODER_PARTS: Final = ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector")
+
+
 def of_encoder(name: str) -> bool:
     """Return whether a numbered layer belongs to an image or audio encoder."""
-    return any(
-        part in name
-        for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector")
-    )
+    return any(part in name for part in _ENCODER_PARTS)
 
 
 def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks: int) -> float:
@@ -483,7 +490,8 @@ def first_of_fullest(stages_bytes: Sequence[int]) -> int:
     vLLM logs its first rank's numbers, and a norm makes no difference.
     """
     most = max(stages_bytes)
-    return next(i for i, size in enumerate(stages_bytes) if size >= _SAME_RATIO * most)
+    full = [size >= _SAME_RATIO * most for size in stages_bytes]
+    return full.index(True)
 
 
 # LoRA reserves the slots of all adapters before the first one loads.
@@ -605,10 +613,10 @@ def start_weights(
     made = []
     for part in stage_layers(model.shape.layers, stages):
         made.append(absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part)))
-    kept = tuple(
-        max(0, size - settings.cpu_offload_bytes) + more
-        for size, more in zip(own, made, strict=True)
-    )
+    # vLLM offloads only weights that it loads; the layers that it converts later stay.
+    kept = []
+    for size, more in zip(own, made, strict=True):
+        kept.append(max(0, size - settings.cpu_offload_bytes) + more)
     drafts = lora = (0,) * stages
     if model.draft is not None:
         drafts = (*drafts[:-1], sharded(model.draft, ranks, 1, ranks).fullest_bytes)
@@ -647,7 +655,11 @@ def _without_towers(model: Model, settings: VllmSettings) -> Model:
 
 @functools.lru_cache(maxsize=4)
 def _text_part(model: Model) -> Model:
-    return replace(model, parameters=tuple(p for p in model.parameters if not of_encoder(p.name)))
+    parameters = []
+    for p in model.parameters:
+        if not of_encoder(p.name):
+            parameters.append(p)
+    return replace(model, parameters=tuple(parameters))
 
 
 @functools.lru_cache(maxsize=64)
