@@ -144,18 +144,22 @@ def anonymize(value: Any, field: str = "") -> Any:
     Numbers stay, and so do the words of known fields.
     """
     if isinstance(value, Mapping):
-        kept = (
-            (name, anonymize(inner, name))
-            for name, inner in value.items()
-            if _FIELD.fullmatch(str(name))
-        )
-        found: dict[str, Any] = {}
-        for name, inner in kept:
-            if inner is not None:
-                found[name] = inner
-        return found
+        fields: dict[str, Any] = {}
+        for name, inner in value.items():
+            # A key that is no plain name can itself be a private text, such as a path.
+            if not _FIELD.fullmatch(str(name)):
+                continue
+            public = anonymize(inner, name)
+            if public is not None:
+                fields[name] = public
+        return fields
     if isinstance(value, list):
-        return [inner for inner in (anonymize(one, field) for one in value) if inner is not None]
+        entries = []
+        for one in value:
+            public = anonymize(one, field)
+            if public is not None:
+                entries.append(public)
+        return entries
     if isinstance(value, str):
         if field in _WORDS and _WORD.fullmatch(value):
             return value
@@ -257,11 +261,13 @@ def _is_plain_object(text: str) -> bool:
         held = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(held, dict) and all(
-        _VALUE.fullmatch(name)
-        and (_is_number(value) or (isinstance(value, str) and _VALUE.fullmatch(value)))
-        for name, value in held.items()
-    )
+    if not isinstance(held, dict):
+        return False
+    for name, value in held.items():
+        is_word = isinstance(value, str) and _VALUE.fullmatch(value)
+        if not _VALUE.fullmatch(name) or not (is_word or _is_number(value)):
+            return False
+    return True
 
 
 def _of_printed(printed: Any, total_gib: float) -> Iterator[str]:
@@ -272,13 +278,13 @@ def _of_printed(printed: Any, total_gib: float) -> Iterator[str]:
         most = _MOST_TOKENS if name == _TOKENS else total_gib
         if not _is_number(value) or not 0 <= value <= most:
             yield f"printed.{name} is {value!r} on a device of {total_gib} GiB"
-    parts = [
-        printed[name]
-        for name in ("weights_gib", "available_kv_gib")
-        if _is_number(printed.get(name))
-    ]
-    if sum(parts) > total_gib:
-        sizes = f"printed weights and KV cache are {sum(parts):.2f} GiB"
+    # Both are in memory at the same time; other parts can peak at other times.
+    together = 0
+    for name in ("weights_gib", "available_kv_gib"):
+        if _is_number(printed.get(name)):
+            together += printed[name]
+    if together > total_gib:
+        sizes = f"printed weights and KV cache are {together:.2f} GiB"
         yield f"{sizes} on a device of {total_gib} GiB"
 
 

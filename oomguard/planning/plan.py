@@ -83,24 +83,21 @@ def read_call_request(
 
 # The same plan for several values of one setting.
 
-_OF_A_START: Final = {
-    name: START_SETTINGS.get(name, "int")
-    for name in (
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "block_size",
-        "gpu_total_bytes",
-        "kv_cache_dtype",
-    )
-}
-_OF_A_CALL: Final = {
-    name: CALL_SETTINGS[name]
-    for name in ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams")
-}
+_START_SWEEPS: Final = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "block_size",
+    "gpu_total_bytes",
+    "kv_cache_dtype",
+)
+_CALL_SWEEPS: Final = ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams")
+# The GPU's total describes the machine, so the table of start settings lacks it.
+_OF_A_START: Final = {name: START_SETTINGS.get(name, "int") for name in _START_SWEEPS}
+_OF_A_CALL: Final = {name: CALL_SETTINGS[name] for name in _CALL_SWEEPS}
 
 
 def sweep_start(asked: StartRequest, text: str) -> tuple[str, list[tuple[str, StartBudget | str]]]:
@@ -131,10 +128,11 @@ def sweep_start(asked: StartRequest, text: str) -> tuple[str, list[tuple[str, St
 def sweep_call(asked: CallRequest, text: str) -> tuple[str, list[tuple[str, CallBudget]]]:
     """Estimate a call for each value of ``SETTING=V1,V2,…``; raises SettingError."""
     name, values = _read(text, _OF_A_CALL)
-    calls = (
-        (word, replace(asked, call=replace(asked.call, **{name: value}))) for word, value in values
-    )
-    return name, [(word, one.budget()) for word, one in calls]
+    budgets = []
+    for word, value in values:
+        changed = replace(asked, call=replace(asked.call, **{name: value}))
+        budgets.append((word, changed.budget()))
+    return name, budgets
 
 
 def _read(text: str, known: Mapping[str, str]) -> tuple[str, list[tuple[str, Any]]]:
@@ -145,9 +143,10 @@ def _read(text: str, known: Mapping[str, str]) -> tuple[str, list[tuple[str, Any
         raise SettingError(
             f"not a sweep: {text!r}", hint=f"write SETTING=V1,V2 with one of {', '.join(known)}"
         )
-    return name, [
-        (word.strip(), parse_word(name, word.strip(), known)) for word in values.split(",")
-    ]
+    rows = []
+    for word in map(str.strip, values.split(",")):
+        rows.append((word, parse_word(name, word, known)))
+    return name, rows
 
 
 # The largest value of one setting with which a start surely fits, and the fewest ranks.
@@ -197,6 +196,7 @@ def solve_start(asked: StartRequest, name: str) -> SolvedSetting:
         return replace(asked, settings=settings, given=asked.given | {name})
 
     def fits(value: int | float) -> bool:
+        # The engine would refuse some values of a search, such as ranks that do not divide heads.
         try:
             budget = budget_start(asked.model, with_value(value).settings)
         except SettingError:
@@ -219,6 +219,7 @@ def solve_start(asked: StartRequest, name: str) -> SolvedSetting:
         found = _largest_that_fits(fits, 1, _MOST_SEQS)
     else:
         longest = asked.model.shape.max_positions or asked.settings.max_model_len or 0
+        # A block holds a multiple of this step, so a finer search finds no longer request.
         steps = longest // _LENGTH_STEP
         most = _largest_that_fits(lambda step: fits(step * _LENGTH_STEP), 1, steps)
         found = None if most is None else most * _LENGTH_STEP
@@ -232,6 +233,7 @@ def _largest_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int 
     if high < low or not fits(low):
         return None
     while low < high:
+        # The middle is rounded up: rounded down, two neighbours would loop forever.
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low

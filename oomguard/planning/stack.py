@@ -111,6 +111,7 @@ def plan_stack(gpus: Sequence[StackGpu], services: Mapping[str, StartOn]) -> Sta
                 missing[name] = need
             else:
                 found[gpu.total_bytes, gpu.name] = need
+        # One kind of GPU is enough for a place, whatever the others lacked.
         if found:
             missing.pop(name, None)
             needs.append(found)
@@ -129,6 +130,7 @@ def _smallest(name: str, request: StartRequest) -> PlacedService | str:
     A share that the user set stays as it is.
     """
 
+    # Neighbours take the rest of the GPU, so an unsure share is not enough here.
     def is_enough(budget: StartBudget) -> bool:
         return budget.spare_bytes >= budget.uncertainty_bytes
 
@@ -136,6 +138,7 @@ def _smallest(name: str, request: StartRequest) -> PlacedService | str:
     if _SHARE in request.given:
         low = high = round(request.settings.gpu_memory_utilization * _SHARE_STEPS)
     try:
+        # If not even the largest share is enough, the search below would end with it unchecked.
         most = _budget(request, high / _SHARE_STEPS)
         if not is_enough(most):
             return "; ".join(most.reasons) or "more is uncertain than spare"
@@ -180,8 +183,10 @@ def _search(
             return None
         tried.add((number, alike))
         for kind, need in needs[number].items():
-            own = [at for at in range(len(gpus)) if kinds[at] == kind]
-            own = [at for at in own if left[at] >= need.needed_bytes]
+            own = []
+            for at, size in enumerate(left):
+                if kinds[at] == kind and size >= need.needed_bytes:
+                    own.append(at)
             # The tightest GPU that fits leaves the others whole for larger services.
             own.sort(key=lambda at: left[at])
             for chosen in itertools.combinations(own, need.ranks):

@@ -8,7 +8,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -81,20 +81,23 @@ def find_gpu(
         from oomguard.estimate.constants import gpu_total_bytes
 
         return TargetGpu(gpu_total_bytes(name), name)
+    from oomguard.probe.host import nvidia_driver
     from oomguard.probe.nvml import devices
 
-    device = next((d for d in devices() or () if d.index == (index or 0) and d.total_bytes), None)
-    if device is None or device.total_bytes is None:
-        if index is None:
-            what = "no GPU is visible on this machine"
-        else:
-            what = f"GPU {index} is not visible on this machine"
-        raise UsageError(what, hint=_HOW_TO_SAY)
-    from oomguard.probe.host import nvidia_driver
-
-    return TargetGpu(
-        device.total_bytes, device.name, of_this_machine=True, driver_version=nvidia_driver()
-    )
+    for device in devices() or ():
+        # A device can be visible without a readable size, and no plan is possible for it.
+        if device.index == (index or 0) and device.total_bytes:
+            return TargetGpu(
+                device.total_bytes,
+                device.name,
+                of_this_machine=True,
+                driver_version=nvidia_driver(),
+            )
+    if index is None:
+        what = "no GPU is visible on this machine"
+    else:
+        what = f"GPU {index} is not visible on this machine"
+    raise UsageError(what, hint=_HOW_TO_SAY)
 
 
 # Whoever writes a smaller number without a unit means GiB.
@@ -315,6 +318,7 @@ def read_start_request(
     starts = [start_of_log(log) for log in logs]
     if starts:
         start = starts[-1]
+        # The log's own GPU counts only if the user names none: a plan may be for another one.
         if gpu_memory is None and gpu is None and gpu_name is None:
             gpu_memory = round(float(start.facts["device_total_bytes"].value))
         engine_version = engine_version or start.framework_version
@@ -350,8 +354,12 @@ def read_start_request(
         )
     if use_calibrations:
         settings = _calibrated(model, read, settings, dict(zip(logs, starts, strict=True)))
-    named = frozenset(name for name, value in values.items() if value is not None)
-    return StartRequest(model, read, settings, named, tuple(kept_words))
+    # The command repeats only what the user set, so the engine's own defaults stay out of it.
+    named = set()
+    for name, value in values.items():
+        if value is not None:
+            named.add(name)
+    return StartRequest(model, read, settings, frozenset(named), tuple(kept_words))
 
 
 def _may_be_compiled(model: Model, settings: VllmSettings, folder: str | Path | None) -> bool:
@@ -402,6 +410,7 @@ def _logs(calibrate: str | Path | Sequence[str | Path] | None) -> list[str]:
         given = [calibrate]
     else:
         given = list(calibrate or ())
+    # A log that is named twice must not count as two starts.
     return list(dict.fromkeys(map(str, given)))
 
 
@@ -422,6 +431,7 @@ def _calibrated(
     if len(starts) == 1:
         ((log, start),) = starts.items()
         return apply_calibration(start, Path(log).name, settings, kept, own)
+    # Several logs can be of other settings, so oomguard stores all and then looks for this plan's.
     for log, start in starts.items():
         store_start(start, Path(log).name, kept, own)
     correction = kept.find(read, settings)
@@ -439,7 +449,8 @@ def plan_start(asked: StartRequest) -> StartPlan:
     budget = budget_start(asked.model, asked.settings)
     unsure = why_unsure(asked.model, budget)
     if (budget.unread or budget.little_known) and budget.fit != "no":
-        return StartPlan(budget, None, unsure=unsure)  # no setting makes such a plan sure
+        # No setting makes such a plan sure.
+        return StartPlan(budget, None, unsure=unsure)
     found = fit(asked.model, asked.settings)
     if found.budget is None:
         needed = Needed(found.tensor_parallel_size, found.gpu_total_bytes, found.without_images)
@@ -449,11 +460,11 @@ def plan_start(asked: StartRequest) -> StartPlan:
     pool = format_gib(found.budget.kv_cache_pool_bytes)
     length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
-    changes = tuple(
-        start_patch(name, old, new, reason, version=str(asked.settings.version))
-        for name, old, new in found.changed
-    )
-    return _fitting(asked, budget, found.budget.settings, changes)
+    version = str(asked.settings.version)
+    changes = []
+    for name, old, new in found.changed:
+        changes.append(start_patch(name, old, new, reason, version=version))
+    return _fitting(asked, budget, found.budget.settings, tuple(changes))
 
 
 def _fitting(
@@ -520,6 +531,7 @@ def plan_by_engine(asked: StartRequest) -> StartPlan:
     from oomguard.estimate.start.engine_layout import lay_out_with_engine
 
     budget = lay_out_with_engine(budget_start(asked.model, asked.settings), asked.path)
+    # The engine itself read the cache's fields, and the files have the weights: nothing is unread.
     if asked.model.weights_from_files:
         budget = replace(budget, unread=())
     settings = budget.settings
@@ -622,11 +634,14 @@ def devices_needed(launch: Launch) -> tuple[int, int] | None:
     if not launcher.is_own_command(launch.argv):
         return None
     given = launcher.settings_in_force(launch)
-    ranks = [given[name].value if name in given else 1 for name in _RANKS]
-    if not all(isinstance(count, int) and count > 0 for count in ranks):
-        return None
-    tensor, pipeline, data = (int(count) for count in ranks if isinstance(count, int))
-    return tensor * pipeline * data, data
+    counts = []
+    for name in _RANKS:
+        count = given[name].value if name in given else 1
+        # Without a value, such as a shell variable's, the number of devices is unknown.
+        if not isinstance(count, int) or count <= 0:
+            return None
+        counts.append(int(count))
+    return math.prod(counts), counts[-1]
 
 
 def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
@@ -656,9 +671,10 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
         return "the command names no readable model"
     if unread:
         return f"{', '.join(unread)}: only the shell knows the value"
-    values: dict[str, Any] = {
-        name: setting.value for name, setting in given.items() if name in START_SETTINGS
-    }
+    values: dict[str, Any] = {}
+    for name, setting in given.items():
+        if name in START_SETTINGS:
+            values[name] = setting.value
     try:
         return CommandStart(
             launch,
@@ -852,10 +868,7 @@ class HostBudget:
             "need_bytes": self.need_bytes,
             "limit_bytes": self.limit_bytes,
             "fits": self.fits,
-            "parts": [
-                {"name": part.name, "bytes": part.bytes, "source": part.source}
-                for part in self.parts
-            ],
+            "parts": [asdict(part) for part in self.parts],
         }
 
     def line(self) -> str:

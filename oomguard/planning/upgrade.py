@@ -13,6 +13,7 @@ from oomguard.estimate.start.fixed_parts import counts_graphs
 from oomguard.estimate.start.start import StartBudget
 from oomguard.planning.start import StartPlan, StartRequest, plan_start
 
+# Settings whose default differs between versions and changes the pool or the requests in it.
 _DEFAULTS: Final = (
     "gpu_memory_utilization",
     "max_num_seqs",
@@ -113,6 +114,7 @@ def _parts(budget: StartBudget) -> dict[str, int]:
 
 def _counted_graphs(budget: StartBudget, weights_bytes: int) -> int:
     """Return the bytes of CUDA graphs that count before the pool; 0 if they come on top of it."""
+    # A requested pool size replaces the utilization, so no part reduces the pool.
     if budget.settings.kv_cache_memory_bytes is not None:
         return 0
     # A budget has no such part, because only some versions count it: it is what the others leave.
@@ -140,6 +142,7 @@ def _reasons(asked: StartRequest, old: StartBudget, new: StartBudget) -> Iterato
     if new.compile_bytes and not old.compile_bytes:
         size = format_gib(new.compile_bytes)
         yield f"compiling takes {size} more at a first start, which a second one leaves"
+    # The sentence above already covers the compiler's bytes, which more_bytes includes.
     more = new.more_bytes - new.compile_bytes
     if more > old.more_bytes - old.compile_bytes:
         yield f"some starts of vLLM {version} leave {format_gib(more)} more than the plan counts"
