@@ -1054,9 +1054,10 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
     # A failed start: the rest is not free, the start would have used it.
     if incident is not None:
         reached = {part.name for part in start.budget.parts}
-        parts = list(budget.parts)
-        if "free" not in reached:
-            parts = [part for part in parts if part.name != "free"]
+        parts = []
+        for part in budget.parts:
+            if part.name != "free" or "free" in reached:
+                parts.append(part)
         budget = replace(budget, parts=tuple(parts))
     return replace(start, framework=framework, facts=MappingProxyType(facts), budget=budget)
 

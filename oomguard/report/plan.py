@@ -98,6 +98,7 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
     if call.fit != "yes" and call.largest_batch_size:
         console.print(f"largest batch that fits: {call.largest_batch_size}")
+    # A trace is exact, so after one nothing else can decide.
     if call.fit == "unsure" and not call.traced:
         console.print("to decide: add --trace, which runs the model's own code", soft_wrap=True)
 
@@ -127,6 +128,7 @@ def _range(size_bytes: int, below_bytes: int, above_bytes: int) -> str:
     """Return a size and its range: ``60.20 GiB, between 58.20 and 62.20``."""
     if not below_bytes and not above_bytes:
         return format_gib(size_bytes)
+    # A wide range below a small pool would otherwise start at a negative size.
     low = max(0, size_bytes - below_bytes) / GIB
     high = (size_bytes + above_bytes) / GIB
     return f"{size_bytes / GIB:.2f} GiB, between {low:.2f} and {high:.2f}"
@@ -135,6 +137,7 @@ def _range(size_bytes: int, below_bytes: int, above_bytes: int) -> str:
 def budget_of_call(call: CallBudget) -> Budget:
     """Return the memory of a call's GPU as parts."""
     kv = min(call.kv_cache_bytes, call.peak_bytes - call.weights_bytes)
+    # The parts must add up to the device, so each row has only what the rows before it leave.
     rows = (
         ("weights", call.weights_bytes),
         ("KV cache", kv),
@@ -143,17 +146,22 @@ def budget_of_call(call: CallBudget) -> Budget:
         ("CUDA context", call.cuda_context_bytes),
         ("free", call.gpu_total_bytes - call.reserved_bytes - call.cuda_context_bytes),
     )
-    parts = tuple(BudgetPart(name, size, "solved") for name, size in rows if size > 0)
-    return Budget(call.gpu_total_bytes, parts)
+    # A call that does not fit has negative free memory, and a bar cannot show that.
+    parts = []
+    for name, size in rows:
+        if size > 0:
+            parts.append(BudgetPart(name, size, "solved"))
+    return Budget(call.gpu_total_bytes, tuple(parts))
 
 
 def budget_of(start: StartBudget) -> Budget:
     """Return the memory of the fullest GPU as parts."""
-    # A prior comes from measurements of another start, often on another device.
+    # Without the free memory of a real start, only the CUDA context is known to be missing.
     if start.settings.device_free_bytes is None:
         not_free = "CUDA context"
     else:
         not_free = "not free at the start"
+    # A prior comes from measurements of another start, often on another device.
     if start.settings.correction is None:
         prior = "prior"
     else:
@@ -181,6 +189,9 @@ def budget_of(start: StartBudget) -> Budget:
 
 def start_record(start: StartBudget) -> dict[str, Any]:
     """Return a start's budget as the contract's object, in bytes per GPU."""
+    parts = []
+    for part in budget_of(start).parts:
+        parts.append({"name": part.name, "bytes": part.bytes, "source": part.source})
     return {
         "schema": SCHEMA,
         "model": start.model,
@@ -220,10 +231,7 @@ def start_record(start: StartBudget) -> dict[str, Any]:
         "more_bytes": start.more_bytes,
         "uncertain_part": start.uncertain_part,
         "unread": list(start.unread),
-        "parts": [
-            {"name": part.name, "bytes": part.bytes, "source": part.source}
-            for part in budget_of(start).parts
-        ],
+        "parts": parts,
     }
 
 
@@ -261,6 +269,7 @@ def print_solved_plan(console: Console, solved: SolvedSetting) -> None:
     """Print the solved value, and the plan with it."""
     from rich.text import Text
 
+    # More ranks leave more room, so only there the smallest value is the useful one.
     which = "smallest" if solved.setting == "tensor_parallel_size" else "largest"
     if solved.value is None:
         line = Text(f"no value of {solved.setting} surely fits", style="bold red")
@@ -275,6 +284,7 @@ def _shown(command: str | None) -> str | None:
     """Return a command without the secrets in its flags; None stays None."""
     if command is None:
         return None
+    # Homes stay: the user pastes this command, and a masked path would not open.
     return shlex.join(mask_command(shlex.split(command), keep_homes=True))
 
 
@@ -296,6 +306,7 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
         Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True
     )
     console.print(BudgetBar(budget_of(start), ascii_only=not utf, table=True))
+    # vLLM's profiling run has no such request, so these bytes are in no part of the budget.
     if start.prompt_logprobs_bytes:
         console.print(
             f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, and no "
@@ -455,8 +466,10 @@ def _in_two_lines(title: str) -> str:
     """Return a long name of a setting with a line break near its middle."""
     if len(title) <= _LONGEST_TITLE or "_" not in title:
         return title
-    breaks = [i + 1 for i, letter in enumerate(title) if letter == "_"]
-    middle = min(breaks, key=lambda i: abs(i - len(title) / 2))
+    middle = len(title)
+    for i, letter in enumerate(title, 1):
+        if letter == "_" and abs(i - len(title) / 2) < abs(middle - len(title) / 2):
+            middle = i
     return f"{title[:middle]}\n{title[middle:]}"
 
 

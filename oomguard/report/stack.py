@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def command_of(service: PlacedService) -> str:
     """Return the command that starts a service on its GPUs with its share."""
     request = service.request
+    # vLLM's default share would take the whole GPU, so the command always has its own.
     named = request.given | {"gpu_memory_utilization"}
     own = serve_command(request.path, request.settings, named, request.kept_words)
     return f"CUDA_VISIBLE_DEVICES={','.join(map(str, service.gpus))} {own}"
@@ -72,6 +73,7 @@ def print_stack(console: Console, stack: StackPlan) -> None:
             format_gib(service.budget.kv_cache_pool_bytes),
             f"{service.budget.max_concurrency:.1f}",
         )
+    # The last rows show what is left, so a user sees where one more service could go.
     for gpu, size in zip(stack.gpus, stack.free_bytes, strict=True):
         table.add_row("free", str(gpu.index), "", format_gib(size))
     console.print(table)

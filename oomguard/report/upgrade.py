@@ -43,6 +43,7 @@ def headline(upgrade: Upgrade) -> str:
     fit = {"yes": "fits", "no": "does not fit", "unsure": "unsure"}[upgrade.new.fit]
     if ratio is None:
         return f"KV cache: none with vLLM {upgrade.old.budget.settings.version}; {version}: {fit}"
+    # A change below half a percent is smaller than the plan's own error.
     percent = round(100 * (ratio - 1))
     if percent == 0:
         return f"KV cache as large with vLLM {version}: {fit}"
@@ -80,6 +81,7 @@ def _value(row: UpgradeRow, value: float | None) -> str:
         return f"{value / GIB:.2f} GiB"
     if row.name == "max_concurrency":
         return f"{value:.2f}"
+    # In Python a bool is an int, and a default such as True needs no thousands separators.
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
