@@ -396,6 +396,7 @@ def _has_own_options_only(args: list[str], options: Mapping[str, bool]) -> bool:
             models += 1
         elif flag not in options:
             return False
+        # The next word is this option's value, so it is no second model.
         elif options[flag] and not equals:
             next(words, None)
     return models <= 1
@@ -570,6 +571,7 @@ def command(ctx: click.Context, /, model: str, form: str, exit_code: bool, **opt
     try:
         fit = _plan(ctx, model, form, **options)
     except UsageError as error:
+        # A program that asked for JSON gets its refusal as JSON too, on standard output.
         if form != "json":
             raise
         from oomguard.report.json import json_line
@@ -678,6 +680,7 @@ def start_request(
     )
 
 
+# Status 2 belongs to usage errors, so an unsure plan has 3.
 _STATUS: Final[Mapping[Fit, int]] = {"yes": 0, "no": 1, "unsure": 3}
 
 
@@ -759,6 +762,7 @@ def _solve_start(asked: StartRequest, name: str, form: str, color: str) -> Fit:
         click.echo(json_line(solved_record(solved)))
     else:
         print_solved_plan(console_of(form, color), solved)
+    # Without a value the plan is the user's own start, whose fit does not answer the question.
     if solved.value is None and solved.plan.fit == "yes":
         return "no"
     return solved.plan.fit

@@ -371,6 +371,7 @@ def _advice(plan: StartPlan) -> Iterator[str]:
         for patch in plan.changes:
             yield f"  {patch.setting}: {_text(patch.old)} -> {_text(patch.new)}"
         yield str(_shown(plan.command))
+    # No setting helps, so only other hardware or prompts without images can.
     elif (needed := plan.needed) is not None:
         if needed.tensor_parallel_size:
             yield (

@@ -79,6 +79,7 @@ def print_stack(console: Console, stack: StackPlan) -> None:
     console.print(table)
     for name, reason in stack.missing.items():
         console.print(f"{name}: no place: {reason}", markup=False, soft_wrap=True)
+    # vLLM measures free memory as it starts, so two starts at once would see each other's parts.
     if len(stack.services) > 1:
         console.print("Start them in this order, each when the one before it answers:")
     for service in stack.services:

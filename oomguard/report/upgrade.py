@@ -89,6 +89,7 @@ def _value(row: UpgradeRow, value: float | None) -> str:
 
 def _change(row: UpgradeRow) -> str:
     change = row.change
+    # The two columns already show a changed default, and a difference of settings means nothing.
     if change is None or not change or row.kind == "default":
         return ""
     sign = "+" if change > 0 else "-"
