@@ -27,10 +27,11 @@ from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import FailureModel
-from oomguard.rules.rule import Rule, effects_of
 from oomguard.rules.rule_files import (
     ENGINE_ENDS,
+    Rule,
     RuleSet,
+    effects_of,
     explain,
     find_missing,
     load_rules,

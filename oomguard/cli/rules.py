@@ -22,8 +22,7 @@ from oomguard.core.errors import InputError, OomguardError, RuleError, UsageErro
 from oomguard.core.files import read_regular
 
 if TYPE_CHECKING:
-    from oomguard.rules.rule import Rule
-    from oomguard.rules.rule_files import RuleSet
+    from oomguard.rules.rule_files import Rule, RuleSet
     from oomguard.rules.signature import Signature
 
 _INDEX: Final = "README.md"

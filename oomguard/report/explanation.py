@@ -12,7 +12,7 @@ from oomguard.core.incident import Alternative, Cause, Incident, Patch, facts_of
 from oomguard.core.text import PLACEHOLDER, render, strip_escapes, without_brackets
 from oomguard.report.phrases import shortened, what_died
 from oomguard.rules.error_messages import ErrorMessage, error_messages, phases
-from oomguard.rules.rule import Confidence, Rule
+from oomguard.rules.rule_files import Confidence, Rule
 from oomguard.rules.signature import Signature
 
 # The pages of `oomguard explain`, in Markdown for a terminal.
