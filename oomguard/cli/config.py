@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -325,6 +326,10 @@ _PARAMETERS: Final = {
     "set": "given",
 }
 _TABLE: Final = "[tool.oomguard]"
+# The spellings of the table in TOML: one header, or ``tool`` alone with ``oomguard`` below it.
+_MAY_HOLD_TABLE: Final = (
+    rb"(?m)tool[\"'\t ]*\.[\"'\t ]*oomguard|^[\t ]*\[?[\t ]*[\"']?tool[\"']?[\t ]*[\]=]"
+)
 # Limits for a stranger's file. tomllib needs time and memory that grow with the square of the
 # number of dots in a key.
 _MAX_BYTES: Final = 256 * 1024
@@ -497,6 +502,9 @@ def _table(path: Path) -> Any:
         return None
     if len(content) > _MAX_BYTES:
         raise ValueError(f"the file is larger than {_MAX_BYTES // 1024} KiB")
+    # A file that only lists oomguard as a dependency is not worth loading a TOML parser.
+    if not re.search(_MAY_HOLD_TABLE, content):
+        return None
     if any(line.count(b".") > _MAX_DOTS_A_LINE for line in content.splitlines()):
         raise ValueError(f"a line has more than {_MAX_DOTS_A_LINE} dots")
     import tomllib
