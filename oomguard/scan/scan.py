@@ -35,6 +35,7 @@ from oomguard.scan.context import (
     NO_ENGINE,
     Context,
     Near,
+    UserFrames,
     nearest_phase,
 )
 from oomguard.scan.effective_settings import (
@@ -44,7 +45,6 @@ from oomguard.scan.effective_settings import (
     without_contradicted,
 )
 from oomguard.scan.engine_errors import EngineErrors
-from oomguard.scan.exceptions import UserFrames
 from oomguard.scan.incidents import ScannedIncident, ScannedIncidents, Unrecognized
 from oomguard.scan.lines import TRACEBACK, PlainLine, excludes_failure, peel, words_of
 from oomguard.scan.pattern_search import (
