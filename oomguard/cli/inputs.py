@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-from oomguard._version import __version__
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.installation import extension
+from oomguard.core.installation import __version__, extension
 from oomguard.core.settings import parse_assignment
 from oomguard.scan.inputs import Input, is_url
 from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path

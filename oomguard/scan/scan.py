@@ -30,17 +30,15 @@ from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation
 from oomguard.scan.anchors import Finder, anchor_index, finder
 from oomguard.scan.context import (
+    ECHO_ANCHOR,
     NEAR_AFTER_LINES,
     NEAR_BEFORE_LINES,
     NO_ENGINE,
     Context,
     Near,
     UserFrames,
-    nearest_phase,
-)
-from oomguard.scan.effective_settings import (
-    ECHO_ANCHOR,
     merged_settings,
+    nearest_phase,
     with_requested_share,
     without_contradicted,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cli.config import OPTIONS, Configuration, own_file, read_configuration
+from oomguard.cli.options import OPTIONS, Configuration, own_file, read_configuration
 from oomguard.core.errors import UsageError
 from support.each import each
 from support.in_process import oomguard_text
@@ -301,7 +301,7 @@ def test_a_file_without_a_table_says_nothing(project):
 
 def test_a_file_that_only_depends_on_oomguard_loads_no_parser(project):
     (project / "pyproject.toml").write_text("[project]\ndependencies = ['oomguard==0.2']\n")
-    code = "import sys; from oomguard.cli.config import *; read_configuration(); print('tomllib' in sys.modules)"
+    code = "import sys; from oomguard.cli.options import *; read_configuration(); print('tomllib' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True
     )
