@@ -346,7 +346,8 @@ def usable_cpus() -> int:
     """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
+    except AttributeError:
+        # macOS has no such function.
         return os.cpu_count() or 1
 
 
@@ -503,9 +504,8 @@ class _Pool:
             if main:
                 signal.signal(signal.SIGINT, before)
             theirs.close()
-        with contextlib.suppress(
-            OSError
-        ):  # the worker has ended already, which its first input will report
+        # If the worker has ended already, its first input reports that.
+        with contextlib.suppress(OSError):
             ours.send((self._work, self._on_read is not None))
         return _Worker(process, ours)
 
@@ -770,7 +770,8 @@ def _is_the_same(one: Input) -> bool:
 def _folder() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # the working directory is gone, so no relative path can be read either
+    except OSError:
+        # The working directory is gone, so no relative path can be read either.
         return "/"
 
 

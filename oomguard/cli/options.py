@@ -757,13 +757,9 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
             # rich calls this inside its handler; main() has an exit status for the error
             raise  # noqa: PLE0704
 
-    return _Console(
-        file=file,
-        force_terminal={"always": True, "never": False}.get(
-            color
-        ),  # bold and similar styles are escapes too
-        highlight=False,
-    )
+    # Bold and similar styles are escapes too, so this decides about more than colors.
+    force_terminal = {"always": True, "never": False}.get(color)
+    return _Console(file=file, force_terminal=force_terminal, highlight=False)
 
 
 class JournalLocation(click.Path):  # type: ignore[type-arg, unused-ignore]
@@ -1222,17 +1218,15 @@ def _own_options() -> OptionsFile | None:
     path = own_file()
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8")
-        # Most users have no such file.
+        # Loaded here, because most users have no such file.
         import tomllib
 
         table = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
-        # Most users have no such file.
         return None
     except OSError as error:
-        if not os.access(
-            path.parent, os.X_OK
-        ):  # another user's folder: many containers change the user but keep HOME
+        # Many containers change the user but keep HOME, so the folder may be another user's.
+        if not os.access(path.parent, os.X_OK):
             return None
         raise UsageError(
             f"{path}: {error.strerror}", hint="oomguard reads your own options from this file"
@@ -1256,7 +1250,8 @@ def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile 
     place = "pyproject.toml"
     try:
         folder = start or Path.cwd()
-    except OSError:  # the working directory no longer exists
+    except OSError:
+        # The working directory no longer exists.
         return None
     try:
         for parent in (folder, *folder.parents):
