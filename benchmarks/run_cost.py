@@ -24,7 +24,6 @@ GOAL_MIB = 25
 # turns everything off.
 OURS = (
     "oomguard",
-    "oomguard._version",
     "oomguard.__main__",
     "oomguard.core",
     "oomguard.core.process",

@@ -21,8 +21,6 @@ heavy. With ``python -m oomguard`` this file runs while the working directory st
 it imports nothing of Python's own either.
 """
 
-from oomguard._version import __version__
-
 TYPE_CHECKING = False  # type checkers know the name; importing it would import ``typing``
 if TYPE_CHECKING:
     from typing import Any
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
         WakeUpError,
     )
     from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
+    from oomguard.core.installation import __version__
     from oomguard.core.measurements import MemoryUse, SeenCall, Timeline
     from oomguard.diagnosis import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched, ray_runtime_env
@@ -130,6 +129,7 @@ _HOMES = {
     "guarding.guard": ("Guard", "guard"),
     "guarding.attempts": ("attempts",),
     "core.incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
+    "core.installation": ("__version__",),
     "instrumentation": ("Watch", "watch"),
     "mapping.items": ("FailedItem",),
     "mapping.map": ("Results", "amap", "imap", "map"),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import OomguardError, SettingError, UsageError
 from oomguard.core.facts import REGISTRY, Fact, FactValue, number_of, parse_size
@@ -22,15 +22,15 @@ from oomguard.core.settings import SETTINGS, parse_value, setting
 from oomguard.estimate.budget import budget_of_start
 from oomguard.estimate.printed_budget import derive
 from oomguard.remedy.actions import with_actions
-from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import FailureModel
-from oomguard.rules.rule import Rule, effects_of
 from oomguard.rules.rule_files import (
     ENGINE_ENDS,
+    Rule,
     RuleSet,
+    effects_of,
     explain,
     find_missing,
     load_rules,
@@ -38,7 +38,6 @@ from oomguard.rules.rule_files import (
 )
 from oomguard.rules.signature import Quotation, Signature
 from oomguard.scan.anchors import finder, skim
-from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.incidents import with_labels
 from oomguard.scan.inputs import (
     NON_LOG_HEAD_BYTES,
@@ -53,6 +52,9 @@ from oomguard.scan.inputs import (
 from oomguard.scan.lines import begun_before, join_pieces, lines_behind, log_before
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Gap, Line, damage_of, open_log, peek, read_lines
+
+if TYPE_CHECKING:
+    from oomguard.remedy.failed_call import CallModel
 
 # A diagnosis reads the files of the user's model, or else of the folder in the log.
 
@@ -478,6 +480,8 @@ def diagnose(
             )
     lines: Iterable[Line | Gap]
     if error is not None:
+        from oomguard.scan.exceptions import exception_lines
+
         lines = exception_lines(error)
         name = type(error).__name__
     else:
@@ -793,6 +797,9 @@ def model_from(test: Mapping[str, Any]) -> CallModel | None:
     """
     if "call" not in test:
         return None
+    # Only a rule's test has a failed call; a log has none.
+    from oomguard.remedy.failed_call import CallModel
+
     figures = dict(test["call"])
     facts = test["facts"]
     rows = facts.get("batch_size", 1)

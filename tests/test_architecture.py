@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
-    {"_version", "supervisor"},
+    {"supervisor"},
     {"core"},
     {"probe"},
     {"rules"},
@@ -249,7 +249,7 @@ def test_pytest_starts_without_torch_and_diagnosis():
     code = "import sys, oomguard.testing.pytest_plugin; print(sorted(m for m in sys.modules if m.startswith('oomguard.')))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     rooms = {name.split(".")[1] for name in ast.literal_eval(ran.stdout)}
-    assert rooms == {"_version", "core", "testing"}
+    assert rooms == {"core", "testing"}
 
 
 # Files of torch's own, or imported where torch is in use.

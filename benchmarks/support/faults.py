@@ -18,7 +18,6 @@ LIMIT_S = 60
 # What runs before oomguard's first function does: nothing of it can be watched from inside.
 BEFORE = (
     "__init__.py:<module>",
-    "_version.py:<module>",
     "__main__.py:<module>",
     "__main__.py:main:",
 )

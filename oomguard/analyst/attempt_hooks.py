@@ -214,6 +214,9 @@ class Verdict:
 class Coordinator(Protocol):
     """Agree with the other ranks."""
 
+    def stopped(self, number: int, status: int) -> None:
+        """Report to the other ranks that a signal ended an attempt, before any analysis."""
+
     def agree(self, own: AttemptReport, stopped: Callable[[], bool]) -> Verdict | None:
         """Return the decision after an attempt; None if this process decides alone.
 
@@ -231,6 +234,9 @@ class Coordinator(Protocol):
 
 class NoCoordinator:
     """Stand in for the coordinator of a command without other ranks."""
+
+    def stopped(self, _number: int, _status: int) -> None:
+        """Do nothing, because no other rank waits."""
 
     def agree(self, _own: AttemptReport, _stopped: Callable[[], bool]) -> None:
         """Return None, because this process decides alone."""

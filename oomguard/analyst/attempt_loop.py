@@ -385,6 +385,10 @@ class AttemptLoop:
         self._side_effects.begins(self.launch)
         with self.placing.watching(LiveOutput(self._link)):
             ended = self._link.run(self.launch.argv, self.launch.env, begin)
+        # After a stop the supervisor waits about a second, which is too short for a diagnosis on a
+        # busy host. Without this message, the other ranks would think that this one was killed.
+        if signals.stopped_by is not None:
+            self.together.stopped(number, ended.status)
         self._side_effects.ended(ended.files, ended.since_ns)
         self._is_cut |= ended.is_cut
         if signals.stopped_by is None:

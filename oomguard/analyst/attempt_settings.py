@@ -17,7 +17,7 @@ from oomguard.engines.command import Launch, StartedEngine, failed_engine, faile
 from oomguard.engines.protocol import Launcher
 from oomguard.engines.registry import insight_of
 from oomguard.probe.checks import CUDA, HIP, PLAIN
-from oomguard.scan.effective_settings import ARGUMENTS, SCRIPT, SHARE, requested_share
+from oomguard.scan.context import ARGUMENTS, SCRIPT, SHARE, requested_share
 
 # Every program with torch reads these settings from a variable, so they are carried there, in
 # addition to the engine's own settings.

@@ -12,11 +12,16 @@ from typing import Any, Final
 
 import click
 
-from oomguard._version import __version__
-from oomguard.cli.config import read_configuration, source_of
-from oomguard.cli.options import Group, as_usage_error, warn_of_old_name, write_lines
+from oomguard.cli.options import (
+    Group,
+    as_usage_error,
+    read_configuration,
+    source_of,
+    warn_of_old_name,
+    write_lines,
+)
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
-from oomguard.core.installation import optional_commands
+from oomguard.core.installation import __version__, optional_commands
 
 # Handle our own output if it is lost: its reader is gone (``| head``), or the disk is full.
 #

@@ -543,7 +543,8 @@ def _events(path: str) -> Iterator[Event]:
         return
     try:
         mode = Path(path).stat().st_mode
-    except (OSError, ValueError):  # not there yet; reading reports any other error
+    except (OSError, ValueError):
+        # The file may come later; reading it reports any other error.
         mode = stat.S_IFREG
     if stat.S_ISFIFO(mode):
         with Path(path).open("rb", buffering=0) as pipe:

@@ -153,4 +153,5 @@ def _compare_versions(
         click.echo(json_line(upgrade_record(upgrade)))
     else:
         print_upgrade(console_of(form, color), upgrade)
+    # An unsure plan counts too, because an upgrade has to be safe.
     return int(exit_code and upgrade.new.fit != "yes")

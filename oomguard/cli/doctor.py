@@ -69,6 +69,7 @@ def journal_check(given: Location | None) -> Check:
         if there:
             folder = path
         else:
+            # oomguard creates missing folders, so the nearest existing one decides.
             folder = next(parent for parent in path.absolute().parents if parent.exists())
         if not os.access(folder, os.W_OK) or not (there or folder.is_dir()):
             return Check(
@@ -201,6 +202,7 @@ def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -
     """Check that torch is built for the devices of this machine."""
     if version is None:
         return Check("torch_build", "ok", "torch build: torch is not installed")
+    # torch names its build in the local part of its version.
     if "+cpu" in version and devices:
         text = (
             f"torch {version} is built for the CPU, but this machine has {len(devices)} NVIDIA "
@@ -221,6 +223,7 @@ def scanner_check() -> Check:
     if version is None:
         text = "fast scanning: hyperscan is not installed, so oomguard uses its plain scanner"
         return Check("scanner", "ok", text, install_hint("fast"))
+    # A wheel may need instructions that this processor lacks, which only loading shows.
     try:
         import hyperscan  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a library for another machine raises anything

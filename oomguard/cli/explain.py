@@ -13,8 +13,7 @@ from oomguard.core.text import strip_escapes
 
 if TYPE_CHECKING:
     from oomguard.core.incident import Incident
-    from oomguard.rules.rule import Rule
-    from oomguard.rules.rule_files import RuleSet
+    from oomguard.rules.rule_files import Rule, RuleSet
 
 _CODE: Final = re.compile(r"[A-Za-z]+[ -]?\d+")
 # Longer lines are hard to read.

@@ -91,6 +91,7 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
     if model is not None:
         known = sorted(filter(None, {run.model for run in runs}))
         runs = [run for run in runs if run.model == model]
+        # A misspelled model would otherwise look like a model without learned settings.
         if not runs and known:
             click.echo(
                 drawn(f"no run of {model} is recorded; recorded models: {', '.join(known)}"),
@@ -104,6 +105,7 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
 
 
 def _is_agreed(count: int) -> bool:
+    # sys.stdin is None if the stream was closed before oomguard started.
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
             "--forget needs a confirmation, but there is no terminal", hint="confirm with --yes"
@@ -163,6 +165,7 @@ def show_fleet(
             which = "no recorded attempt matches these options"
         click.echo(f"no known settings: {which} in {place or default_path()}")
     if len(shown) < len(found):
+        # A program that reads the rows must not get this line.
         click.echo(
             f"oomguard: showing the last {len(shown)} of {len(found)}; --limit 0 shows all",
             err=True,
@@ -200,6 +203,7 @@ def deliver_waiting(place: Location | None) -> int:
         click.echo(f"not delivered yet, because their runs still write: {delivered.writing}")
     for path, why in (delivered.left or {}).items():
         click.echo(f"oomguard: not delivered: {path}: {why}", err=True)
+    # A script must not take these records for delivered.
     if delivered.left:
         return 2
     return 0
@@ -261,9 +265,8 @@ LEARNED: Final = "Learned settings"
 # Mode -> the options that select it, and the options that it uses. The first mode with a given
 # option counts.
 _ALWAYS: Final = frozenset({"journal", "color"})
-_FILTERS: Final = frozenset(
-    {"words", "since", "failed"}
-)  # forgetting too much cannot be undone, so even a variable for these is refused
+# Forgetting too much cannot be undone, so even a variable for these is refused.
+_FILTERS: Final = frozenset({"words", "since", "failed"})
 _MODES: Final = {
     "--deliver": (("deliver",), _ALWAYS | {"deliver"}),
     "--keep": (("keep",), _ALWAYS | {"keep", "yes"}),

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-from oomguard._version import __version__
 from oomguard.cli.options import read_policy, read_rules
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.installation import extension
+from oomguard.core.installation import __version__, extension
 from oomguard.core.settings import parse_assignment
 from oomguard.scan.inputs import Input, is_url
 from oomguard.scan.source import damage_of, open_log, open_standard_input, printable_path
@@ -347,7 +346,8 @@ def usable_cpus() -> int:
     """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
+    except AttributeError:
+        # macOS has no such function.
         return os.cpu_count() or 1
 
 
@@ -504,9 +504,8 @@ class _Pool:
             if main:
                 signal.signal(signal.SIGINT, before)
             theirs.close()
-        with contextlib.suppress(
-            OSError
-        ):  # the worker has ended already, which its first input will report
+        # If the worker has ended already, its first input reports that.
+        with contextlib.suppress(OSError):
             ours.send((self._work, self._on_read is not None))
         return _Worker(process, ours)
 
@@ -771,7 +770,8 @@ def _is_the_same(one: Input) -> bool:
 def _folder() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # the working directory is gone, so no relative path can be read either
+    except OSError:
+        # The working directory is gone, so no relative path can be read either.
         return "/"
 
 

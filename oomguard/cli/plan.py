@@ -396,9 +396,10 @@ def _has_own_options_only(args: list[str], options: Mapping[str, bool]) -> bool:
             models += 1
         elif flag not in options:
             return False
-        # The next word is this option's value, so it is no second model.
+        # The next word is this option's value, not a model.
         elif options[flag] and not equals:
             next(words, None)
+    # Several words may be a pasted command that begins with ``vllm serve``.
     return models <= 1
 
 
@@ -412,13 +413,15 @@ class PlanCommand(GroupedCommand):
             NoSuchOption: if a flag is neither ours nor a flag of any vLLM version.
             InputError: if the file of ``--config`` cannot be read.
         """
-        if ctx.resilient_parsing:  # a shell completes a word of an unfinished line
+        # A shell completes a word of an unfinished line.
+        if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         options = {}
         for own in self.get_params(ctx):
             for flag in (*own.opts, *own.secondary_opts):
                 if flag.startswith("-"):
                     options[flag] = not getattr(own, "is_flag", False)
+        # Most plans use no other flag of vLLM, and the tables of its flags take time to load.
         if _has_own_options_only(args, options):
             return super().parse_args(ctx, args)
         from oomguard.engines.vllm.pasted_command import read_pasted
@@ -571,7 +574,7 @@ def command(ctx: click.Context, /, model: str, form: str, exit_code: bool, **opt
     try:
         fit = _plan(ctx, model, form, **options)
     except UsageError as error:
-        # A program that asked for JSON gets its refusal as JSON too, on standard output.
+        # A program that reads JSON gets the refusal as a record.
         if form != "json":
             raise
         from oomguard.report.json import json_line
@@ -628,6 +631,7 @@ def _plan_stack(path: str, form: str, color: str, options: dict[str, Any]) -> Fi
     from oomguard.report.json import json_line
     from oomguard.report.stack import print_stack, stack_record
 
+    # Each service is parsed as its own command, so it may set every option of a plan.
     def request_of(words: list[str]) -> StartRequest:
         context = command.make_context("oomguard plan", words)
         return start_request(context, **context.params)
@@ -741,6 +745,7 @@ def _plan_start(
 
         record = plan_record(plan)
         if host is not None:
+            # The start needs both memories, so the host may change the answer.
             record |= {"host": host.record(), "fit": plan.fit, "fits": plan.fits}
         click.echo(json_line(record))
     else:

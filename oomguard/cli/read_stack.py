@@ -13,6 +13,7 @@ from oomguard.planning.stack import StackGpu, StartOn
 from oomguard.planning.start import StartRequest, find_gpu
 
 _HINT: Final = "gpus: [{name: RTX 4090, count: 2}] and services: {chat: vllm serve Qwen/Qwen3-8B}"
+# A wrong file, such as a checkpoint, must not fill the memory.
 _MAX_BYTES: Final = 1_000_000
 _MOST_GPUS: Final = 64
 
@@ -36,6 +37,7 @@ def read_stack(
 
     try:
         found = yaml.safe_load(read_regular(Path(path), _MAX_BYTES))
+    # Nested brackets in a short file can exceed the stack of Python.
     except (yaml.YAMLError, RecursionError) as error:
         what = str(error).splitlines()[0]
         raise UsageError(f"{path} is not YAML: {what}", hint=_HINT) from None
@@ -48,6 +50,7 @@ def read_stack(
     for row in found.get("gpus") or [None]:
         gpus += _gpus(path, row, options, len(gpus))
     version = options.get("engine_version") or found.get("engine_version")
+    # It comes last, so it overrides the version of a command.
     more = [] if version is None else ["--engine-version", str(version)]
     starts = {}
     for name, text in found["services"].items():
@@ -75,6 +78,7 @@ def _words(path: str, name: str, text: Any) -> list[str]:
         words = shlex.split(text) if isinstance(text, str) else []
     except ValueError as error:
         raise UsageError(f"{path}: the command of {name}: {error}", hint=_HINT) from None
+    # The words follow ``oomguard plan``, which takes the model first.
     if words[:2] == ["vllm", "serve"]:
         words = words[2:]
     if not words:

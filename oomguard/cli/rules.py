@@ -22,8 +22,7 @@ from oomguard.core.errors import InputError, OomguardError, RuleError, UsageErro
 from oomguard.core.files import read_regular
 
 if TYPE_CHECKING:
-    from oomguard.rules.rule import Rule
-    from oomguard.rules.rule_files import RuleSet
+    from oomguard.rules.rule_files import Rule, RuleSet
     from oomguard.rules.signature import Signature
 
 _INDEX: Final = "README.md"
@@ -242,7 +241,8 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
         try:
             observed = incident_from(test["kind"], test["facts"])
             incident = assess(observed, alone, Policy(), memory_model=model_from(test))
-        except OomguardError as error:  # a fix that names an unknown setting or solver
+        except OomguardError as error:
+            # A fix may name an unknown setting or solver.
             raise RuleError(str(error), path=rule.path, key=f"test[{i}]") from None
         examples.append(Example(test["kind"], {**test["facts"], **test.get("call", {})}, incident))
     solvers = {name: _in_words(solver.__doc__ or name) for name, solver in SOLVERS.items()}

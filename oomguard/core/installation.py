@@ -20,6 +20,8 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+# The build reads the version of the package from this line.
+__version__ = "0.2.0"
 _DISTRIBUTION = "oomguard"
 
 

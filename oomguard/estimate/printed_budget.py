@@ -23,7 +23,7 @@ from oomguard.core.facts import GIB, Fact, FactValue, format_gib, format_rounded
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
-from oomguard.scan.effective_settings import with_requested_share
+from oomguard.scan.context import with_requested_share
 
 # A KV cache size in bytes has no effect if something hidden overrides it.
 #

@@ -26,8 +26,7 @@ from oomguard.remedy.solution import (
     in_words,
     not_shown,
 )
-from oomguard.rules.rule import Fix, Rule
-from oomguard.rules.rule_files import RuleSet
+from oomguard.rules.rule_files import Fix, Rule, RuleSet
 
 # A cause whose confidence is lower by this much is not acted on before the first one.
 MUCH_SURER: Final = 0.3

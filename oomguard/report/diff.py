@@ -87,6 +87,7 @@ def print_difference(console: Console, comparison: Comparison) -> None:
     if (console.encoding or "").lower().startswith("utf"):
         _print(console, shown, rows, ascii_only=False)
         return
+    # An old terminal cannot encode every character of a log, and an error would lose the table.
     with console.capture() as captured:
         _print(console, shown, rows, ascii_only=True)
     console.file.write(captured.get().encode(console.encoding, "replace").decode(console.encoding))
@@ -255,6 +256,7 @@ def _value(row: Row, side: ComparedValue) -> str:
 
 
 def _amount(row: Row, value: object) -> str:
+    # A bool is an int too, but True is not a count.
     if isinstance(value, (str, bool)) or not isinstance(value, (int, float)):
         return str(value)
     if row.unit == "bytes":
@@ -307,6 +309,7 @@ def _why_and_fix(side: ComparedStart) -> Iterator[str]:
 
 def _fix(side: ComparedStart) -> Patch | None:
     plan = () if side.incident is None else side.incident.plan
+    # The user can apply such a fix at once; others need a permission first.
     for patch in plan:
         if patch.applicable:
             return patch
@@ -330,6 +333,7 @@ def _rows(comparison: Comparison, fit: Callable[[Row], Row]) -> Rows:
 
 def _side(side: ComparedStart) -> dict[str, Any]:
     incidents = () if side.incident is None else (side.incident,)
+    # The same writer gives a start the same keys as in a diagnosis.
     whole = to_dict(Diagnosis(side.source, incidents, side.notes, (side.start,)))
     return {
         "source": side.source,

@@ -12,7 +12,7 @@ from oomguard.core.incident import Alternative, Cause, Incident, Patch, facts_of
 from oomguard.core.text import PLACEHOLDER, render, strip_escapes, without_brackets
 from oomguard.report.phrases import shortened, what_died
 from oomguard.rules.error_messages import ErrorMessage, error_messages, phases
-from oomguard.rules.rule import Confidence, Rule
+from oomguard.rules.rule_files import Confidence, Rule
 from oomguard.rules.signature import Signature
 
 # The pages of `oomguard explain`, in Markdown for a terminal.
@@ -114,12 +114,14 @@ def message_text(
     titles = {phase.id: phase.title for phase in phases()}
     title = titles[message.phase]
     about = f"{message.program}. {title}."
+    # Users may otherwise take the stored numbers for those of their own run.
     if pasted and _FIGURE.search(message.text) and message.text not in pasted:
         about = f"{about} The numbers of this message are an example."
     lines = [f"# {message.text}", "", about, ""]
     lines += [f"**Meaning.** {message.meaning}", "", f"**Do this.** {message.do}", ""]
     if message.command:
         lines += [f"    {message.command}", ""]
+    # Without a figure from the user's text, the action would only repeat the page.
     if (
         own is not None
         and own.actions
@@ -173,11 +175,13 @@ def messages_page() -> str:
 
 
 def _entry(message: ErrorMessage) -> list[str]:
+    # A backtick of the message would end the code of the heading.
     lines = [f"### `{message.text.replace('`', chr(39))}`", ""]
     lines += [f"*{message.program}.* {message.meaning}", ""]
     lines += [f"**Do this first:** {message.do}", ""]
     if message.command:
         language = "bash"
+        # All other commands are for a shell.
         if message.command.startswith(("from_pretrained", "@")):
             language = "python"
         lines += [f"```{language}", message.command, "```", ""]
@@ -243,6 +247,7 @@ def rule_page(
     ]
     lines += ["## What it means", "", _text(_named(rule.why)), ""]
     if matching:
+        # Numbers of an example are easier to read than names of facts.
         summary = render(rule.summary, matching[0][0].incident.facts)
     else:
         summary = _named(rule.summary)
@@ -357,6 +362,7 @@ def _cause(rule: Rule, example: Example) -> Cause | None:
 def _conditions(rule: Rule) -> list[str]:
     conditions = []
     for condition in rule.when:
+        # This condition always holds, so it says nothing.
         if condition.source != "True":
             conditions.append(condition.source)
     if conditions:
@@ -375,6 +381,7 @@ def _conditions(rule: Rule) -> list[str]:
         ]
     names: list[str] = []
     for source in conditions:
+        # Words such as ``and`` match too; the loop below takes only names of facts.
         names += re.findall(r"\b[a-z]\w*\b", source)
     meanings = []
     for name in dict.fromkeys(names):

@@ -154,6 +154,7 @@ def to_html(
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        # A stranger may have written the log, so the page must not load or run anything else.
         f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">\n'
         f"<title>{_escaped(f'{name} - oomguard' if name else 'oomguard')}</title>\n"
         f"<style>{STYLE}{DARK}{PAGE_STYLE}</style>\n</head>\n"
@@ -164,6 +165,7 @@ def to_html(
 
 def _policy() -> str:
     """Return the content policy: own styles and own script only, and nothing to load."""
+    # The hash permits exactly our script; 'unsafe-inline' would also permit a script in a log.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
@@ -186,6 +188,7 @@ def notebook_html(diagnosis: Diagnosis) -> str:
 
 def _escaped(text: object) -> str:
     """Escape a text for an element or a quoted attribute."""
+    # Attributes use this function too, and a quote would end them.
     return html.escape(str(text), quote=True)
 
 
@@ -220,6 +223,7 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
     if diagnosis.snapshot is not None:
         sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
     for note in diagnosis.notes:
+        # The headline already says that the input is empty.
         if note != EMPTY:
             sections.append(_element("p", f"note: {note}", "dim"))
     return sections
@@ -338,6 +342,7 @@ def _bar(budget: Budget) -> str:
         return conflict
     drawing = ""
     if total:
+        # A screen reader reads these words instead of the drawing.
         words = ", ".join(f"{part.name} {percent(part.ratio)}" for part in parts)
         spans = ""
         for part in parts:
@@ -444,6 +449,7 @@ def _settings(settings: Mapping[str, SettingInForce]) -> str:
 
 
 def _details(summary: str, inside: str) -> str:
+    # These tables are long and few readers need them, so they start closed.
     return f"<details>{_element('summary', summary)}{inside}</details>\n"
 
 

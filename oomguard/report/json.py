@@ -35,6 +35,7 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         snapshot = {"snapshot": plain_value(snapshot_dict(shown.snapshot))}
     return {
         "schema": SCHEMA,
+        # A program may open the file of this name, so the name is not masked.
         "source": diagnosis.source,
         "verdict": diagnosis.verdict,
         "incidents": list(map(_incident, shown.incidents)),
@@ -51,6 +52,7 @@ def incident_dict(incident: Incident) -> dict[str, Any]:
 
 def stored_incident(incident: Incident) -> dict[str, Any]:
     """Return one incident for storage: the contract's object plus the rounding of its figures."""
+    # Without the rounding, a later reader would take printed figures for exact ones.
     slack = {}
     for name, fact in sorted(incident.facts.items()):
         if fact.slack:
@@ -74,6 +76,7 @@ def json_line(value: Mapping[str, Any] | Sequence[Any]) -> str:
     Raises:
         ValueError: if it contains NaN or infinity, which ``plain_value`` removes.
     """
+    # Escaping every letter beyond ASCII would make a log in another language unreadable.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
@@ -83,6 +86,7 @@ def plain_value(value: object) -> Any:
 
     NaN, infinity and numbers beyond a double become None; lone surrogates are replaced.
     """
+    # A bool is an int too, so it comes first.
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
@@ -106,6 +110,7 @@ def _is_finite(value: float) -> bool:
 
 def _incident(incident: Incident) -> dict[str, Any]:
     place = incident.location
+    # In a fixed order, two answers about one log are equal texts.
     facts = {}
     for name, fact in sorted(incident.facts.items()):
         facts[name] = fact.value
@@ -154,6 +159,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "unknown": incident.unknown,
         "missing": incident.missing
         and {"what": incident.missing.what, "command": incident.missing.command},
+        # Further digits of a probability mean nothing.
         "certainty": None
         if incident.certainty_ratio is None
         else round(incident.certainty_ratio, 3),

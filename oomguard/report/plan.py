@@ -98,7 +98,7 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
     if call.fit != "yes" and call.largest_batch_size:
         console.print(f"largest batch that fits: {call.largest_batch_size}")
-    # A trace is exact, so after one nothing else can decide.
+    # After a trace, no more exact method is left.
     if call.fit == "unsure" and not call.traced:
         console.print("to decide: add --trace, which runs the model's own code", soft_wrap=True)
 
@@ -136,6 +136,7 @@ def _range(size_bytes: int, below_bytes: int, above_bytes: int) -> str:
 
 def budget_of_call(call: CallBudget) -> Budget:
     """Return the memory of a call's GPU as parts."""
+    # The peak may come before the KV cache is full, and no part may exceed the whole.
     kv = min(call.kv_cache_bytes, call.peak_bytes - call.weights_bytes)
     # The parts must add up to the device, so each row has only what the rows before it leave.
     rows = (
@@ -161,7 +162,7 @@ def budget_of(start: StartBudget) -> Budget:
         not_free = "CUDA context"
     else:
         not_free = "not free at the start"
-    # A prior comes from measurements of another start, often on another device.
+    # A correction comes from a log of the user's own start.
     if start.settings.correction is None:
         prior = "prior"
     else:
@@ -269,7 +270,7 @@ def print_solved_plan(console: Console, solved: SolvedSetting) -> None:
     """Print the solved value, and the plan with it."""
     from rich.text import Text
 
-    # More ranks leave more room, so only there the smallest value is the useful one.
+    # Each GPU costs money, but more of any other setting serves more requests.
     which = "smallest" if solved.setting == "tensor_parallel_size" else "largest"
     if solved.value is None:
         line = Text(f"no value of {solved.setting} surely fits", style="bold red")
@@ -284,7 +285,7 @@ def _shown(command: str | None) -> str | None:
     """Return a command without the secrets in its flags; None stays None."""
     if command is None:
         return None
-    # Homes stay: the user pastes this command, and a masked path would not open.
+    # The user pastes this command, so paths in the home folder stay.
     return shlex.join(mask_command(shlex.split(command), keep_homes=True))
 
 
@@ -338,6 +339,7 @@ def _kv_cache(start: StartBudget) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
+    # A size that the user set is exact, so it has no range.
     if start.settings.kv_cache_memory_bytes is None:
         pool = _range(
             start.kv_cache_pool_bytes, start.uncertainty_bytes, start.uncertainty_above_bytes
@@ -479,6 +481,7 @@ def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable
 
     table = Table(box=None, pad_edge=False)
     for title in titles:
+        # A number in two lines is hard to read.
         table.add_column(_in_two_lines(title), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)

@@ -34,6 +34,7 @@ def record_text(record: Shown) -> str:
     from rich.console import Console
 
     file = io.StringIO()
+    # A record may be printed without a terminal, so the width is fixed.
     console = Console(file=file, width=_COLUMNS, no_color=True, highlight=False, emoji=False)
     if isinstance(record, Diagnosis):
         print_diagnosis(console, record)

@@ -73,6 +73,7 @@ def _refused(device: DeviceMemory, refusal: Refusal) -> Iterator[str]:
             f"The largest free block that it could use was {largest}, "
             f"all of them together {together}"
         )
+    # None means that the size is unknown, so the test is for zero alone.
     elif refusal.largest_free_bytes == 0:
         parts.append("It could use no free block")
     if refusal.waiting_blocks_bytes:
@@ -110,6 +111,7 @@ def _states(device: DeviceMemory) -> list[tuple[str, int]]:
         ("free between blocks in use", device.split_bytes),
         ("in free segments", device.free_bytes),
     ]
+    # A state without blocks would only lengthen the sentence.
     shown = []
     for row in rows:
         if row[1]:
@@ -175,6 +177,7 @@ def group_name(group: SegmentGroup) -> str:
 def stack_text(frames: tuple[Frame, ...], most: int = 3) -> str:
     """Return the innermost lines of a stack in one line."""
     if frames:
+        # The innermost lines name the layer, and the outer ones are often the same.
         return " < ".join(map(str, frames[:most]))
     return NO_STACK
 
@@ -194,6 +197,7 @@ def snapshot_panel(device: DeviceMemory, *, ascii_only: bool = False) -> Rendera
         ]
     if device.groups:
         parts += [Text(), _table(GROUP_HEADINGS, group_rows(device), text_columns={0})]
+    # Some terminals cannot encode rounded corners.
     if ascii_only:
         frame = box.ASCII
     else:

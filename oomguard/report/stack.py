@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def command_of(service: PlacedService) -> str:
     """Return the command that starts a service on its GPUs with its share."""
     request = service.request
-    # vLLM's default share would take the whole GPU, so the command always has its own.
+    # vLLM's default would give each service almost the whole GPU.
     named = request.given | {"gpu_memory_utilization"}
     own = serve_command(request.path, request.settings, named, request.kept_words)
     return f"CUDA_VISIBLE_DEVICES={','.join(map(str, service.gpus))} {own}"
@@ -81,6 +81,7 @@ def print_stack(console: Console, stack: StackPlan) -> None:
         console.print(f"{name}: no place: {reason}", markup=False, soft_wrap=True)
     # vLLM measures free memory as it starts, so two starts at once would see each other's parts.
     if len(stack.services) > 1:
+        # Each start measures the memory that the earlier services left.
         console.print("Start them in this order, each when the one before it answers:")
     for service in stack.services:
         console.print(command_of(service), markup=False, soft_wrap=True)

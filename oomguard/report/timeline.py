@@ -154,6 +154,7 @@ def _lines(row: SeenCall) -> Iterator[tuple[Any, ...]]:
         row.max_new_tokens,
         row.calls,
     )
+    # A call without measured memory still has its row.
     for use in row.uses or (None,):
         yield (*call, *_of(use), attempts(row), row.error)
 
@@ -170,6 +171,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _text(head: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> str:
+    # The csv module writes its own line ends.
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)
@@ -265,6 +267,7 @@ def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
             if key in sample.bytes:
                 points.append((sample.seconds, sample.bytes[key] / unit))
         seconds, sizes = zip(*points, strict=True)
+        # A line through a single point would be invisible.
         axes.plot(seconds, sizes, marker="." if len(points) == 1 else "", label=key.what)
     if limit:
         axes.axhline(
@@ -283,6 +286,7 @@ def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
             peak_label = ""
     axes.set_title(device, loc="left")
     axes.set_ylabel(unit_name)
+    # A cut axis would make small growth look like a leak.
     axes.set_ylim(bottom=0)
 
 
@@ -290,6 +294,7 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
     """Shade calls and spans; draw a labeled line at each failed attempt and each mark."""
     moments = []
     for row in timeline.rows[:_MOST_ROWS]:
+        # A row of several calls has no single span.
         if row.calls > 1:
             continue
         if row.error:

@@ -43,7 +43,7 @@ def headline(upgrade: Upgrade) -> str:
     fit = {"yes": "fits", "no": "does not fit", "unsure": "unsure"}[upgrade.new.fit]
     if ratio is None:
         return f"KV cache: none with vLLM {upgrade.old.budget.settings.version}; {version}: {fit}"
-    # A change below half a percent is smaller than the plan's own error.
+    # A cache that differs by less than half a percent is as large for the user.
     percent = round(100 * (ratio - 1))
     if percent == 0:
         return f"KV cache as large with vLLM {version}: {fit}"
@@ -71,6 +71,7 @@ def print_upgrade(console: Console, upgrade: Upgrade) -> None:
     for change in upgrade.new.changes:
         console.print(f"{change.setting}: {change.old} -> {change.new}", soft_wrap=True)
     if upgrade.new.command is not None:
+        # Without markup=False, brackets in the command would be read as styles.
         console.print(upgrade.new.command, markup=False, soft_wrap=True)
 
 
@@ -81,7 +82,7 @@ def _value(row: UpgradeRow, value: float | None) -> str:
         return f"{value / GIB:.2f} GiB"
     if row.name == "max_concurrency":
         return f"{value:.2f}"
-    # In Python a bool is an int, and a default such as True needs no thousands separators.
+    # A bool is an int too, but True needs no separators.
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
@@ -89,7 +90,7 @@ def _value(row: UpgradeRow, value: float | None) -> str:
 
 def _change(row: UpgradeRow) -> str:
     change = row.change
-    # The two columns already show a changed default, and a difference of settings means nothing.
+    # The difference of two defaults is a number that means nothing.
     if change is None or not change or row.kind == "default":
         return ""
     sign = "+" if change > 0 else "-"

@@ -352,11 +352,18 @@ class _PlainFinder:
 def _ends_of(
     pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, limit: int
 ) -> Iterator[int]:
-    """Yield the ends of matches that begin in ``start`` to ``stop`` and end before ``limit``."""
+    """Yield the ends of matches that begin in ``start`` to ``stop`` and end before ``limit``.
+
+    A match may have several ends: in a table, the last word ``|`` is also a mark of a gap.
+    """
     match = pattern.search(block, start, limit)
     while match and match.start() < stop:
-        yield match.end()
-        match = pattern.search(block, match.start() + 1, limit)
+        begin = match.start()
+        # A pattern finds its longest match alone, but the library reports the end of each.
+        while match:
+            yield match.end()
+            match = pattern.match(block, begin, match.end() - 1)
+        match = pattern.search(block, begin + 1, limit)
 
 
 # Repeated lines are counted and not read after the first ones.

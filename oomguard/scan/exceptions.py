@@ -2,142 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Final
 
-from oomguard.core.facts import Fact
-from oomguard.scan.lines import TRACEBACK
+from oomguard.scan.lines import LIBRARY
 from oomguard.scan.source import Line
-
-# Find the line of the user's own file whose call ran out of memory in a printed traceback.
-#
-# A traceback leads from the user's file into libraries. The deepest frame outside of libraries is
-# the line that the user can change. This reads the forms of Python and IPython.
-
-MAX_SOURCE_CHARS: Final = 160
-# A traceback is printed at once, so its frames are directly above its message.
-MAX_LINES_ABOVE: Final = 400
-MAX_PROCESSES: Final = 64
-# These patterns compile with the first traceback.
-_FRAME: Final = r'^\s*File "?(?P<file>[^"\n]{1,400}?)"?(?:, line |:)(?P<line>\d+)(?:, in (?P<function>[^\s(]+))?'
-_CELL: Final = (
-    r"^\s*(?P<file>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)"
-    r"(?:, line (?P<line>\d+)| in (?P<function>[^\s(]+))"
-)
-# Literals of the two patterns above; most lines contain none.
-_FRAME_MARKS: Final = ("File ", "Cell In", "Input In", "<ipython")
-_ARROW: Final = r"^\s*-{2,}> ?(?P<line>\d+) (?P<source>.*)"
-_LIBRARY: Final = (
-    r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|^<(?!ipython)"
-    r"|[/\\](?:torch|transformers|accelerate|vllm|sglang|peft|oomguard[/\\](?:testing|guarding|engines|mapping))[/\\]"
-)
-_MARKERS: Final = r"^[\s~^|]*$"
-_MESSAGE: Final = (
-    r"(?i)^\s*(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!\()|[\w. ]{0,20}out of memory)"
-)
-_MODEL_CALL: Final = (
-    r"\.generate\(|\b(?:\w*model\w*|\w*pipe\w*|generator|llm|classifier|encoder|net)(?:\.\w+)?\("
-)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _Frame:
-    # The line's number in the input.
-    number: int
-    file: str
-    line: int | None
-    function: str | None
-    source: str = ""
-
-
-class UserFrames:
-    """Track the deepest user frame in each process's latest traceback."""
-
-    def __init__(self) -> None:
-        self._last: dict[str | None, _Frame] = {}
-        # Frames whose source line comes next.
-        self._waiting: dict[str | None, _Frame] = {}
-        self._in_library: set[str | None] = set()
-
-    def see(self, text: str, process: str | None, number: int) -> None:
-        """Add the next line of a process, without the logger's prefix."""
-        waiting = self._waiting.pop(process, None)
-        is_source = not (
-            re.match(_FRAME, text) or re.match(_MARKERS, text) or re.match(_MESSAGE, text)
-        )
-        if waiting is not None and is_source:
-            waiting.source = text.strip()[:MAX_SOURCE_CHARS]
-        if TRACEBACK in text:
-            self._last.pop(process, None)
-            return
-        if any(mark in text for mark in _FRAME_MARKS):
-            self._see_frame(text, process, number)
-        elif (
-            "->" in text
-            and (arrow := re.match(_ARROW, text))
-            and process in self._last
-            and process not in self._in_library
-        ):
-            frame = self._last[process]
-            frame.line, frame.source = (
-                int(arrow["line"]),
-                arrow["source"].strip()[:MAX_SOURCE_CHARS],
-            )
-
-    def _see_frame(self, text: str, process: str | None, number: int) -> None:
-        found = re.match(_FRAME, text) or re.match(_CELL, text)
-        if found is None:
-            return
-        if re.search(_LIBRARY, found["file"]):
-            self._in_library.add(process)
-            return
-        self._in_library.discard(process)
-        if len(self._last) >= MAX_PROCESSES:
-            self._last.clear()
-        line = found["line"]
-        frame = _Frame(number, found["file"], int(line) if line else None, found["function"])
-        self._last[process] = self._waiting[process] = frame
-
-    def facts(self, process: str | None, number: int) -> dict[str, Fact]:
-        """Return the facts of the user's call for a failure at line ``number``, if known."""
-        frame = self._last.get(process)
-        if frame is None or not 0 <= number - frame.number <= MAX_LINES_ABOVE or not frame.source:
-            return {}
-        values: dict[str, str | int | bool] = {
-            "call_file": PurePosixPath(frame.file.replace("\\", "/")).name,
-            "call_source": frame.source,
-            "calls_model": re.search(_MODEL_CALL, frame.source) is not None,
-        }
-        if frame.line is not None:
-            values["call_line"] = frame.line
-        if frame.function is not None and not frame.function.startswith("<"):
-            values["call_function"] = frame.function
-        if (argument := _argument(frame.source)) is not None:
-            values["call_argument"] = argument
-        return {name: Fact(name, value, line=frame.number) for name, value in values.items()}
-
-
-def _argument(source: str) -> str | None:
-    """Return the first argument of the first call in a source line, or None."""
-    text = source.removeprefix("return ").removeprefix("with ").rstrip(":")
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        for argument in node.args:
-            if isinstance(argument, ast.Name):
-                return argument.id
-        return None
-    return None
-
 
 # A memory failure is one of these or a subclass. A KeyError that quotes such a message is not.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
@@ -228,7 +98,7 @@ def _frames(link: BaseException) -> Iterator[str]:
             if frame.filename.replace("\\", "/").endswith(_PASSING_ON):
                 continue
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
-            if not re.search(_LIBRARY, frame.filename) and frame.line:
+            if not re.search(LIBRARY, frame.filename) and frame.line:
                 yield f"    {frame.line}"
 
 

@@ -24,6 +24,11 @@ from oomguard.scan.source import MAX_SEGMENT_CHARS, Gap, Line, open_log, read_li
 
 # Python and IPython begin a traceback like this; Python adds a colon.
 TRACEBACK: Final = "Traceback (most recent call last)"
+# Files whose frames the user cannot change.
+LIBRARY: Final = (
+    r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|^<(?!ipython)"
+    r"|[/\\](?:torch|transformers|accelerate|vllm|sglang|peft|oomguard[/\\](?:testing|guarding|engines|mapping))[/\\]"
+)
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = (
     r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
 from oomguard.rules.signature import Quotation, Signature, Wording, group_value
-from oomguard.scan.effective_settings import ECHO_ANCHOR
+from oomguard.scan.context import ECHO_ANCHOR
 from oomguard.scan.lines import PlainLine, excludes_failure
 from oomguard.scan.source import Line
 

@@ -30,21 +30,19 @@ from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation
 from oomguard.scan.anchors import Finder, anchor_index, finder
 from oomguard.scan.context import (
+    ECHO_ANCHOR,
     NEAR_AFTER_LINES,
     NEAR_BEFORE_LINES,
     NO_ENGINE,
     Context,
     Near,
-    nearest_phase,
-)
-from oomguard.scan.effective_settings import (
-    ECHO_ANCHOR,
+    UserFrames,
     merged_settings,
+    nearest_phase,
     with_requested_share,
     without_contradicted,
 )
 from oomguard.scan.engine_errors import EngineErrors
-from oomguard.scan.exceptions import UserFrames
 from oomguard.scan.incidents import ScannedIncident, ScannedIncidents, Unrecognized
 from oomguard.scan.lines import TRACEBACK, PlainLine, excludes_failure, peel, words_of
 from oomguard.scan.pattern_search import (

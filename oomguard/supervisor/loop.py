@@ -296,6 +296,8 @@ class Supervisor:
         self._watched: int | None = None
         self._has_sent_stop = False
         self._host: HostWatch | None = None
+        # Where the analyst's messages to systemd went; None if there were none.
+        self._notified: str | None = None
 
     def run(self) -> int:
         """Run the command, and again if the analyst says so; return the run's exit status."""
@@ -311,6 +313,11 @@ class Supervisor:
         status = self._attempts()
         # From here on, the run ends with this status whatever fails while it cleans up.
         PROGRESS.final = status
+        # Only an analyst that has answered has reported the end to systemd itself. After a stop it
+        # may have had too little time.
+        if self._analyst.failed is not None and self._notified is not None:
+            ended = f"ended with status {status}" if status else "ended"
+            _notify(self._notified, f"STOPPING=1\nSTATUS={ended}")
         # After a stop nothing may delay the end, not even a report that is being written.
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
         # The child of a healthy analyst delivers a shared journal, and has to outlive it.
@@ -619,6 +626,7 @@ class Supervisor:
             case "kill":
                 self._signals.reaper.kill()
             case "notify":
+                self._notified = message["address"]
                 _notify(message["address"], message["text"])
             case "output?":
                 self._analyst.send(

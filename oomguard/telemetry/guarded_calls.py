@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
 
-from oomguard._version import __version__
 from oomguard.core.errors import SettingError
 from oomguard.core.incident import Attempt
+from oomguard.core.installation import __version__
 from oomguard.core.log import get_plain_logger
 from oomguard.telemetry.metrics import Exporter, Tally, require_library
 from oomguard.telemetry.spans import CALL, INCIDENT, of_incident, of_settings, table

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from oomguard._version import __version__
 from oomguard.core.errors import UsageError
 from oomguard.core.incident import Attempt, Patch
-from oomguard.core.installation import install_hint
+from oomguard.core.installation import __version__, install_hint
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard._version import __version__
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Incident, Patch
-from oomguard.core.installation import install_hint
+from oomguard.core.installation import __version__, install_hint
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 

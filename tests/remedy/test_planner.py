@@ -14,8 +14,7 @@ from oomguard.core.incident import Cause, Effect, Incident, Patch, SettingInForc
 from oomguard.diagnosis import assess, default_rules
 from oomguard.remedy.planner import next_patches, plan
 from oomguard.remedy.policy import Policy
-from oomguard.rules.rule import Confidence, Fix, Rule
-from oomguard.rules.rule_files import RuleSet
+from oomguard.rules.rule_files import Confidence, Fix, Rule, RuleSet
 from oomguard.rules.syntax import compile_expression
 
 TOO_LONG = {

@@ -8,8 +8,7 @@ from oomguard.core.facts import REGISTRY
 from oomguard.diagnosis import assess, incident_from
 from oomguard.remedy.policy import Policy
 from oomguard.report.explanation import PAGE_MARK, Example, index_page, rule_page, signature_page
-from oomguard.rules.rule import Rule
-from oomguard.rules.rule_files import RuleSet, load_rules
+from oomguard.rules.rule_files import Rule, RuleSet, load_rules
 
 RULES = load_rules()
 SECTIONS = (

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Evidence, Incident, Location
-from oomguard.rules.rule import Confidence, Rule
-from oomguard.rules.rule_files import RuleSet, confidence, explain, matches
+from oomguard.rules.rule_files import Confidence, Rule, RuleSet, confidence, explain, matches
 from oomguard.rules.syntax import compile_expression
 
 

@@ -9,8 +9,7 @@ from oomguard.core.incident import Incident
 from oomguard.core.settings import engines, is_foreign
 from oomguard.diagnosis import assess, incident_from
 from oomguard.remedy.policy import make_policy
-from oomguard.rules.rule import Rule
-from oomguard.rules.rule_files import RuleSet, load_rules
+from oomguard.rules.rule_files import Rule, RuleSet, load_rules
 
 # The share still decides there whether the engine begins at all.
 AT_THE_BEGINNING = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.diagnosis import diagnose
-from oomguard.scan.effective_settings import ECHO_ANCHOR
+from oomguard.scan.context import ECHO_ANCHOR
 from oomguard.scan.lines import peel
 from oomguard.scan.pattern_search import (
     CONTEXT_LINES,

@@ -467,6 +467,16 @@ class RankCoordinator:
                 self._off(watch.problem)
         return self._ended
 
+    def stopped(self, number: int, status: int) -> None:
+        """Report to the other ranks that a signal ended an attempt."""
+        self.ended_by_us()
+        if self._meeting is None or self._why_off is not None:
+            return
+        try:
+            self._meeting.update(number=number, state="ended", end=stopped_end(number, status))
+        except OSError as error:
+            self._off(error.strerror or str(error))
+
     def agree(self, own: AttemptReport, stopped: Callable[[], bool]) -> Verdict:
         """Return what all ranks do after an attempt, or None if this rank decides alone."""
 
@@ -477,7 +487,8 @@ class RankCoordinator:
         if meeting is not None and self._why_off is None:
             try:
                 if stopped():
-                    meeting.update(number=own.number, state="ended", end=stopped_end(own))
+                    # The stop may have come during the diagnosis.
+                    self.stopped(own.number, own.status)
                     return Verdict(own.diagnosis)
                 end = rank_end(own, self._ended)
                 again = self._rendezvous.again
@@ -629,12 +640,12 @@ class RankCoordinator:
         get_logger().error("the ranks cannot meet, so no rank restarts automatically", reason=why)
 
 
-def stopped_end(own: AttemptReport) -> RankEnd:
+def stopped_end(number: int, status: int) -> RankEnd:
     """Return the result of an attempt that a signal to this rank's oomguard ended.
 
     The other ranks then neither wait for it nor blame it.
     """
-    return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
+    return RankEnd(number, "stopped", status, status_in_words(status))
 
 
 def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
@@ -781,8 +792,14 @@ class RankMonitor:
             else:
                 then = ""
             return f"ended because {ranks_in_words([caller])} ran out of memory{then}"
-        if lost:
-            return f"ended because {ranks_in_words(lost)} was killed"
+        # A stopped rank has reported its end, although it may have had no time to leave.
+        killed = set()
+        for rank in lost:
+            end = docs[rank].end if rank in docs else None
+            if end is None or end.how != "stopped":
+                killed.add(rank)
+        if killed:
+            return f"ended because {ranks_in_words(killed)} was killed"
         never_began = set()
         for rank, doc in docs.items():
             if doc.state == "left" and doc.number < self._number:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from oomguard._version import __version__
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Diagnosis, Incident
+from oomguard.core.installation import __version__
 from oomguard.core.settings import setting, surface
 from oomguard.engines.vllm import plugin
 from oomguard.remedy.planner import next_patches

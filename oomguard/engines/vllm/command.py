@@ -23,7 +23,7 @@ from oomguard.core.incident import SettingInForce
 from oomguard.core.settings import surface, surfaces, table_of
 from oomguard.engines.command import Launch, flag_edits, settings_given
 from oomguard.engines.unwrap_command import Edit, InnerCommand, Unread, inner_commands
-from oomguard.scan.effective_settings import CONFIG_FILE
+from oomguard.scan.context import CONFIG_FILE
 
 NAME: Final = "vllm"
 _FILE: Final = Path(__file__).with_name("commands.toml")

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from oomguard._version import __version__
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import EngineStart, SettingInForce
+from oomguard.core.installation import __version__
 from oomguard.core.settings import surface, surfaces
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.command import own_command, with_plugin, without_variables
 from oomguard.engines.vllm.insight import started, with_acknowledgement, with_log_file
-from oomguard.scan.effective_settings import SCRIPT
+from oomguard.scan.context import SCRIPT
 
 NAME: Final = "vllm"
 SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")

@@ -8,7 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from oomguard.cluster.ranks.barrier import RankBarrier
-from oomguard.cluster.ranks.coordinator import AgreementRound, RankMonitor, start_together
+from oomguard.cluster.ranks.coordinator import (
+    AgreementRound,
+    RankMonitor,
+    start_together,
+    stopped_end,
+)
 from oomguard.cluster.ranks.messages import Decision, MessageFolder, RankEnd
 from support.each import each
 
@@ -111,6 +116,17 @@ def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
     ranks = met(tmp_path, 2)
     ranks[0].update(number=1, state="running")
     ranks[0].leave()
+    watch = RankMonitor(lambda: ranks[1], 1, lambda _over: None)
+    time.sleep(1.5)
+    assert watch.stop() is None
+
+
+def test_a_stopped_rank_without_time_to_leave_is_not_called_killed(tmp_path):
+    """After a stop, its process may be killed as soon as it has reported the signal."""
+    ranks = met(tmp_path, 2)
+    ranks[0].update(number=1, state="ended", end=stopped_end(1, 143), pid=(1 << 22, 1.0))
+    ranks[1].look()
+    assert ranks[1].lost() == {0}
     watch = RankMonitor(lambda: ranks[1], 1, lambda _over: None)
     time.sleep(1.5)
     assert watch.stop() is None

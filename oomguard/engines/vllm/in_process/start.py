@@ -55,7 +55,7 @@ from oomguard.engines.vllm.in_process.message_receiver import (
 from oomguard.engines.vllm.plugin import GROUP, LISTENER, STEP_RECOVERY, fitting, is_plain
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
-from oomguard.scan.effective_settings import ARGUMENTS
+from oomguard.scan.context import ARGUMENTS
 
 # Guarded starts on one device run one after another: two at once would measure each other's memory.
 #

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.scan.effective_settings import read_echo, setting_facts
+from oomguard.scan.context import read_echo, setting_facts
 
 
 def test_a_length_that_the_engine_is_to_find_itself_is_no_number():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import SettingInForce
-from oomguard.scan.effective_settings import (
+from oomguard.scan.context import (
     SCRIPT,
     merged_settings,
     requested_share,

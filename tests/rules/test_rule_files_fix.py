@@ -8,7 +8,7 @@ import pytest
 
 from oomguard.core.errors import RuleError
 from oomguard.remedy import from_log
-from oomguard.rules import rule as fix_module
+from oomguard.rules import rule_files as fix_module
 from oomguard.rules.rule_files import load_rules
 
 RULE = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cli.config import OPTIONS, Configuration, own_file, read_configuration
+from oomguard.cli.options import OPTIONS, Configuration, own_file, read_configuration
 from oomguard.core.errors import UsageError
 from support.each import each
 from support.in_process import oomguard_text
@@ -297,6 +297,28 @@ def test_a_table_that_is_no_regular_file_is_not_waited_for(project):
 def test_a_file_without_a_table_says_nothing(project):
     (project / "pyproject.toml").write_text("[project]\nname = 'oomguard-user'\n")
     assert read_configuration(project).files == ()
+
+
+def test_a_file_that_only_depends_on_oomguard_loads_no_parser(project):
+    (project / "pyproject.toml").write_text("[project]\ndependencies = ['oomguard==0.2']\n")
+    code = "import sys; from oomguard.cli.options import *; read_configuration(); print('tomllib' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "False\n"
+
+
+def test_each_spelling_of_the_table_is_read(project):
+    for text in (
+        "[tool.oomguard]\npin = ['dtype']",
+        "[ tool . 'oomguard' ]\npin = ['dtype']",
+        "tool.oomguard.pin = ['dtype']",
+        "[tool]\noomguard.pin = ['dtype']",
+        "[ 'tool' ]\n[tool.x]\n[\"tool\".oomguard]\npin = ['dtype']",
+        "tool = {oomguard = {pin = ['dtype']}}",
+    ):
+        (project / "pyproject.toml").write_text(text)
+        assert read_configuration(project).options == {"pinned": ["dtype"]}, text
 
 
 def test_a_working_directory_that_is_gone_has_no_table(project, monkeypatch):
