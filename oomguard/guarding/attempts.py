@@ -142,10 +142,10 @@ class _Loop:
         return found.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
-        return {
-            name: SettingInForce(name, value, True, "given")
-            for name, value in self.ledger.settings.items()
-        }
+        in_force = {}
+        for name, value in self.ledger.settings.items():
+            in_force[name] = SettingInForce(name, value, True, "given")
+        return in_force
 
     def _model(self, failure: Incident) -> CallModel | None:
         """Return the model behind the failure; None if the body has no batch size."""
@@ -170,9 +170,11 @@ def _facts(model: CallModel | None) -> dict[str, Fact]:
     if model is None:
         return {}
     values = {"batch_size": model.rows, "baseline_bytes": model.base_bytes}
-    return {
-        name: Fact(name, value, "measured") for name, value in values.items() if value is not None
-    }
+    facts = {}
+    for name, value in values.items():
+        if value is not None:
+            facts[name] = Fact(name, value, "measured")
+    return facts
 
 
 def attempts(

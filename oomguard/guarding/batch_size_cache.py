@@ -126,15 +126,18 @@ class BatchSizeCache:
 
     def learned(self) -> Learned:
         """Return the sizes that another process can use, as plain values."""
-        found = [
-            (key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()
-        ]
+        found = []
+        for key, one in self._by_call.items():
+            found.append((key[0], _words(one.model and one.model()), one))
         found += [(call, model, one) for (call, model), one in self._taken.items()]
-        rows = {(call, model): one for call, model, one in reversed(found) if model is not None}
-        return [
-            [call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)]
-            for (call, model), one in rows.items()
-        ]
+        rows = {}
+        for call, model, one in reversed(found):
+            if model is not None:
+                rows[(call, model)] = one
+        table = []
+        for (call, model), one in rows.items():
+            table.append([call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)])
+        return table
 
     def take(self, learned: Learned) -> None:
         """Use another process's sizes; those of this process have precedence."""
@@ -323,18 +326,18 @@ def _read(text: str | None) -> list[Any]:
     if text is None or len(text) > _MOST_CHARS:
         return []
     rows = json.loads(text)
-    if isinstance(rows, list):
-        return [row for row in rows if _is_row(row)]
-    return []
+    if not isinstance(rows, list):
+        return []
+    # Another version of oomguard may have written other rows, which are dropped one by one.
+    return list(filter(_is_row, rows))
 
 
 def _is_row(row: object) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == len(_SHAPES)
-        and all(
-            isinstance(value, kinds) and not isinstance(value, bool)
-            for value, kinds in zip(row, _SHAPES, strict=True)
-        )
-        and row[2] > 0
-    )
+    if not isinstance(row, list) or len(row) != len(_SHAPES):
+        return False
+    for value, kinds in zip(row, _SHAPES, strict=True):
+        # A bool is an int in Python, but never a size.
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            return False
+    rows: int = row[2]
+    return rows > 0

@@ -124,23 +124,20 @@ def _wait_until_free(devices: frozenset[str]) -> None:
 def _others_are_alone_on(devices: frozenset[str]) -> float:
     """Return until when another thread's call runs alone on one of the devices; 0: none does."""
     me = threading.get_ident()
-    return max(
-        (
-            until
-            for thread, (on, until) in list(_alone.items())
-            if thread != me and _may_overlap(on, devices)
-        ),
-        default=0.0,
-    )
+    latest = 0.0
+    # A copy, because other threads change the table meanwhile.
+    for thread, (on, until) in list(_alone.items()):
+        if thread != me and _may_overlap(on, devices):
+            latest = max(latest, until)
+    return latest
 
 
 def _others_run_on(devices: frozenset[str]) -> bool:
     me = threading.get_ident()
-    return any(
-        _may_overlap(_devices_of(model), devices)
-        for thread, model in list(_running.items())
-        if thread != me
-    )
+    for thread, model in list(_running.items()):
+        if thread != me and _may_overlap(_devices_of(model), devices):
+            return True
+    return False
 
 
 def _may_overlap(devices: frozenset[str], others: frozenset[str]) -> bool:

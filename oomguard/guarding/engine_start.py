@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,23 +57,38 @@ def scan_start(
         return Diagnosis(source)
     own = _incidents(exception_lines(error))
     if not own:
-        return Diagnosis(source)  # the starting process itself failed for another reason
+        # The starting process itself failed for another reason.
+        return Diagnosis(source)
     ends = own
     if all(incident.kind == _DEAD for incident in own):
         words = _incidents(ended.last_words)
         if ended.last_words and not words:
-            return Diagnosis(source)  # the dead process printed a reason other than memory
+            # The dead process printed a reason other than memory.
+            return Diagnosis(source)
         ends = words or own
     whole = scan(ended.lines, default_rules(), source, given=settings)
-    if any("engine_error" in incident.facts for incident in ends) and all(
-        i.kind == _DEAD for i in ends
-    ):
-        return replace(whole, incidents=tuple(i for i in whole.incidents if i.kind == _DEAD))
-    causes = {(i.kind, i.message) for i in ends if i.kind != _DEAD}
+    causes = set()
+    for incident in ends:
+        if incident.kind != _DEAD:
+            causes.add((incident.kind, incident.message))
     if causes:
-        named = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)
-        return replace(whole, incidents=named or whole.incidents)
+        # The log may also have older failures, which did not end this start.
+        named = []
+        for incident in whole.incidents:
+            if (incident.kind, incident.message) in causes:
+                named.append(incident)
+        return replace(whole, incidents=tuple(named) or whole.incidents)
+    if any("engine_error" in incident.facts for incident in ends):
+        return replace(whole, incidents=_deaths(whole))
     return _of_the_silent(ended, whole, settings)
+
+
+def _deaths(diagnosis: Diagnosis) -> tuple[Incident, ...]:
+    return tuple(filter(_is_death, diagnosis.incidents))
+
+
+def _is_death(incident: Incident) -> bool:
+    return incident.kind == _DEAD
 
 
 def _of_the_silent(
@@ -85,11 +101,10 @@ def _of_the_silent(
 
     printed = (Line(number, 0, text) for number, text in enumerate(ended.printed.splitlines(), 1))
     found = scan(printed, default_rules(), whole.source, given=settings)
-    incidents = tuple(i for i in found.incidents if i.kind != _DEAD)
+    incidents = tuple(itertools.filterfalse(_is_death, found.incidents))
     if not incidents and ended.killed_for_memory:
         incidents = (_killed(),)
-    dead = tuple(i for i in whole.incidents if i.kind == _DEAD)
-    return replace(whole, incidents=incidents or dead)
+    return replace(whole, incidents=incidents or _deaths(whole))
 
 
 def _killed() -> Incident:
@@ -329,9 +344,9 @@ class StartRun:
     def _in_force(self) -> dict[str, SettingInForce]:
         """Return the effective settings: the program's, and those that oomguard changed."""
         given = self._start.settings_in_force()
-        changed = {
-            name: _changed(name, value, given) for name, value in self._ledger.settings.items()
-        }
+        changed = {}
+        for name, value in self._ledger.settings.items():
+            changed[name] = _changed(name, value, given)
         return {**given, **changed}
 
     def _as_it_ran(self, incident: Incident) -> Incident:
@@ -354,8 +369,12 @@ class StartRun:
         for line in ended.lines:
             scanner.push(line)
         scanner.flush()
-        wanted = {name for patch in self._ledger.patches for name in patch.predicts} | _ALWAYS
-        return {name: value for name, value in scanner.measured.items() if name in wanted}
+        wanted = set(_ALWAYS).union(*(patch.predicts for patch in self._ledger.patches))
+        measured = {}
+        for name, value in scanner.measured.items():
+            if name in wanted:
+                measured[name] = value
+        return measured
 
     def _announce(self) -> None:
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -153,13 +154,16 @@ def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
 
     Without a known phase the frames decide, except for training, which is detected elsewhere.
     """
-    incidents = tuple(
-        replace(
-            incident, phase=phase or ("unknown" if incident.phase == "training" else incident.phase)
-        )
-        for incident in diagnosis.incidents
-    )
-    return replace(diagnosis, incidents=incidents)
+    incidents = []
+    for incident in diagnosis.incidents:
+        if phase:
+            known = phase
+        elif incident.phase == "training":
+            known = "unknown"
+        else:
+            known = incident.phase
+        incidents.append(replace(incident, phase=known))
+    return replace(diagnosis, incidents=tuple(incidents))
 
 
 def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
@@ -172,9 +176,11 @@ def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
         "baseline_bytes": model.base_bytes,
         "held_before_call_bytes": _held_before(call.model, model.base_bytes),
     }
-    return {
-        name: Fact(name, value, "measured") for name, value in values.items() if value is not None
-    }
+    facts = {}
+    for name, value in values.items():
+        if value is not None:
+            facts[name] = Fact(name, value, "measured")
+    return facts
 
 
 def _held_before(model: Any, base_bytes: int | None) -> int | None:
@@ -210,14 +216,21 @@ def _live_before(call: WatchedCall) -> int | None:
     recorded: int | None = getattr(call, "live_before_bytes", None)
     if recorded is not None or not hasattr(call.model, "parameters"):
         return recorded
-    inputs = [value for value in (*call.args, *call.kwargs.values()) if hasattr(value, "nbytes")]
+    inputs = []
+    for value in (*call.args, *call.kwargs.values()):
+        if hasattr(value, "nbytes"):
+            inputs.append(value)
     return _bytes_of([*call.model.parameters(), *call.model.buffers(), *inputs])
 
 
 def _bytes_of(tensors: Iterable[Any]) -> int:
     """Return the bytes of tensors that use device memory, each counted once."""
-    distinct = {tensor.data_ptr(): tensor for tensor in tensors if hasattr(tensor, "data_ptr")}
-    return sum(tensor.nbytes for tensor in distinct.values() if torch_memory.counts(tensor))
+    # Tied weights and buffers share their memory.
+    distinct = {}
+    for tensor in tensors:
+        if hasattr(tensor, "data_ptr"):
+            distinct[tensor.data_ptr()] = tensor
+    return sum(tensor.nbytes for tensor in filter(torch_memory.counts, distinct.values()))
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:
@@ -343,14 +356,13 @@ def trains(error: BaseException) -> bool:
     if torch is None:
         return False
     frames = list(frames_of(error))
-    seen = [_values(frame) for frame in frames]
-    off = any(map(_turns_gradients_off, frames)) or any(
-        _is_mode(value, torch) for values in seen for value in values
-    )
+    # The exception has left the `with` blocks of the frames, so torch's present mode is not theirs.
+    seen = list(chain.from_iterable(map(_values, frames)))
+    off = any(map(_turns_gradients_off, frames)) or any(_is_mode(value, torch) for value in seen)
     recording = torch.is_grad_enabled() and not off
-    return any(map(_steps, frames)) or any(
-        _is_recorded(value, torch, recording=recording) for values in seen for value in values
-    )
+    if any(map(_steps, frames)):
+        return True
+    return any(_is_recorded(value, torch, recording=recording) for value in seen)
 
 
 @contextlib.contextmanager
@@ -375,9 +387,9 @@ def _values(frame: FrameType) -> list[Any]:
     """Return the values that a frame's code sees: locals, closures, and named globals of users."""
     values = list(locals_of(frame).values())
     if not _is_library(frame):
-        values += [
-            frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals
-        ]
+        for name in frame.f_code.co_names:
+            if name in frame.f_globals:
+                values.append(frame.f_globals[name])
     return values
 
 

@@ -120,8 +120,12 @@ class ObservedBlock:
         self._begins = begins
 
     def __enter__(self) -> tuple[CallObserver, ...]:
-        began = [without_mistake(begin) for begin in self._begins]
-        self._calls = tuple(call for call in began if call is not None)
+        began = []
+        for begin in self._begins:
+            call = without_mistake(begin)
+            if call is not None:
+                began.append(call)
+        self._calls = tuple(began)
         return self._calls
 
     def __exit__(
@@ -141,14 +145,13 @@ class ObservedCall:
 
     def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
         call_size = NO_SIZE
-        with contextlib.suppress(Exception):  # the call itself will reject such arguments
+        # The call itself will reject arguments that cannot be read.
+        with contextlib.suppress(Exception):
             call_size = size()
-        self._block = ObservedBlock(
-            *(
-                functools.partial(observer.began, what, model, call_size)
-                for observer in looking_on()
-            )
-        )
+        begins = []
+        for observer in looking_on():
+            begins.append(functools.partial(observer.began, what, model, call_size))
+        self._block = ObservedBlock(*begins)
 
     def __enter__(self) -> None:
         self._token: Token[tuple[CallObserver, ...] | None] = observed_calls.set(

@@ -91,10 +91,15 @@ def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] 
     It may not if the parts may have changed an object of the user. ``puts_back`` are the arguments
     that the call itself restores.
     """
-    if any(arguments.get(name) is not None for name in _FILLED if name not in puts_back):
-        return False
-    own = [entry for name in _LISTS for entry in _entries(arguments.get(name))]
-    return all(type(entry).__module__.partition(".")[0] == "transformers" for entry in own)
+    for name in _FILLED:
+        if name not in puts_back and arguments.get(name) is not None:
+            return False
+    # A processor or criterion of the user's own may count its calls; transformers' own do not.
+    for name in _LISTS:
+        for entry in _entries(arguments.get(name)):
+            if type(entry).__module__.partition(".")[0] != "transformers":
+                return False
+    return True
 
 
 def _entries(value: Any) -> list[Any]:
@@ -162,11 +167,10 @@ def _move_results(error: BaseException, gathered: OutputCollector) -> bool:
     if failure is None or (own + earlier) * _PARKED_SHARE < (failure.number("tried_bytes") or 0):
         return False
     clear(error)
-    failed = [
-        run_guarded(move, (), {})[1]
-        for move, size in ((gathered.park, own), (move_results, earlier))
-        if size
-    ]
+    failed = []
+    for move, size in ((gathered.park, own), (move_results, earlier)):
+        if size:
+            failed.append(run_guarded(move, (), {})[1])
     torch_memory.release()
     if earlier and not any(failed):
         get_logger().warning("moved results of earlier batches to the host", size_bytes=earlier)
@@ -311,11 +315,11 @@ class ChangedCall:
     @property
     def lasting(self) -> dict[str, FactValue]:
         """The changes with which later calls may begin: those that keep outputs the same."""
-        return {
-            name: v
-            for name, v in self.settings.items()
-            if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING
-        }
+        preserving = {}
+        for name, v in self.settings.items():
+            if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING:
+                preserving[name] = v
+        return preserving
 
     def variants(self) -> dict[str, Variant]:
         """Return the possible variants; empty if the prompt's length is unknown."""
