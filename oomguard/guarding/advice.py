@@ -223,7 +223,8 @@ def _advice_for(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any)
     name = type(module).__name__
     is_call = frame.f_code.co_name in _CALLS
     if is_call and any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
-        return None  # this call is watched, and was given up
+        # This call is watched, and was given up.
+        return None
     if module_of(frame).startswith("oomguard"):
         return None
     if is_call:
@@ -299,6 +300,7 @@ def explained(
     """
     scanned = scan_error(error)
     if scanned.first_cause is None:
+        # A refusal may mention memory in general words, so it comes before the search for those.
         if explain_refusal(error, attempts):
             return None
         scanned = scan_error(error, unrecognized=True)
@@ -307,6 +309,7 @@ def explained(
     diagnosis = assess_all(scanned, default_rules(), policy, given=seen_call(error))
     if diagnosis.first_cause is None:
         return None
+    # An inner guard knew the failed call, so its note stays.
     if not getattr(error, "__oomguard__", False):
         annotate(error, diagnosis.first_cause)
         why = unwatched(error, diagnosis.first_cause)

@@ -69,6 +69,7 @@ class OpenAttempt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        # The snapshot must show the memory of the failure, before anything of it is freed.
         if error is not None and not disabled():
             take_at(error, self._loop.recording)
         self._inside.close()
@@ -133,6 +134,7 @@ class _Loop:
         scanned = scan_error(error, self._in_force())
         if scanned.first_cause is None:
             return None
+        # The frames hold the failed body's tensors, which would count as memory from before it.
         clear(error)
         torch_memory.release()
         model = self._model(scanned.first_cause)

@@ -49,6 +49,7 @@ def is_arrow_table(value: Any) -> bool:
 
 def entries(value: Any) -> int | None:
     """Return how many rows a value may hold; None for a text, number, mapping, model or class."""
+    # Some models have a length, such as torch's Sequential, but no rows.
     if isinstance(value, (*_WHOLE, type)) or hasattr(value, "parameters"):
         return None
     shape = getattr(value, "shape", None)
@@ -110,6 +111,7 @@ def cut(value: Any, start: int, stop: int) -> Any:
         for name, beside in lists_beside(value).items():
             setattr(part, name, beside[start:stop])
         return part
+    # A plain slice of a pandas object may mean labels.
     if hasattr(value, "iloc"):
         return value.iloc[start:stop]
     return value[start:stop]
@@ -246,6 +248,7 @@ def place_for(
         if type(part) is torch.Tensor and part.layout is torch.strided:
             per_row = part.shape[0] // max(1, rows)
             return _PlacesTensor(part, total * per_row, pad_value, is_parked=is_parked)
+        # A subclass or a sparse tensor has no storage into which rows could be written.
         return _Parts(torch.cat)
     if is_frame(part):
         return _Parts(_concat_frames)
@@ -254,6 +257,7 @@ def place_for(
 
         if type(part) is np.ndarray:
             return _Array(part, total)
+        # The plain function would drop the mask of a masked array.
         return _Parts(np.ma.concatenate)
     return _Parts(part.__array_namespace__().concat)
 
@@ -277,6 +281,7 @@ class _PlacesTensor:
         shape = (rows, *like.shape[1:])
         try:
             self._out = self._empty(shape, like)
+        # Some devices raise a plain RuntimeError when they run out of memory.
         except (torch.OutOfMemoryError, RuntimeError):
             self._is_parked = True
             self._out = self._empty(shape, like)
@@ -638,7 +643,8 @@ class Fields:
         else:
             is_known = each in (0, entries)
         if more or not is_known:
-            return _OfRows(None)  # it reports the problem when the part is added
+            # It reports the problem when the part is added.
+            return _OfRows(None)
         first = tensor.movedim(axis, 0)
         return _OfRows(
             place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis
@@ -726,7 +732,8 @@ class _Mean:
         self._is_known = is_known
         self._sum = self._weight = 0.0
         self._is_sum = False
-        self._after: dict[int, tuple[float, float]] = {}  # sum and weight by finished rows
+        # Sum and weight by finished rows.
+        self._after: dict[int, tuple[float, float]] = {}
         self._rows = 0
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:

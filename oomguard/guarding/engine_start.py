@@ -188,12 +188,14 @@ class StartRun:
 
     def attend(self, engine: Any) -> None:
         """Watch a started engine, and restart it after its death if the guard permits it."""
-        self._first_error = self._incident = None  # their frames hold the failed engine
+        # Their frames hold the failed engine.
+        self._first_error = self._incident = None
         with _keeping_quiet("attending the engine"):
             self._start.attend(engine, self._made_again)
 
     def _made_again(self, ended: StartResult, progressed: bool) -> RestartedEngine | None:
         """Restart a dead engine: with the least change after an OOM, otherwise unchanged."""
+        # An engine that made progress since its last death is not in a loop.
         if progressed:
             self._deaths = 1
         else:
@@ -204,6 +206,7 @@ class StartRun:
         if ended.error is None or disabled() or not may_restart or self._deaths > _MOST_DEATHS:
             self._give_up(ended.error, incident)
             return None
+        # Without a change, the same requests together would end the engine again.
         alone = not self._ledger.pending and (of_memory or self._deaths > 1)
         self._clean_up()
         self._first_error = ended.error
@@ -255,7 +258,8 @@ class StartRun:
         attempt = self._ledger.end(measured=measured)
         if is_reported:
             self._owner.record(attempt)
-        self._devices = {}  # the free memory before a later death will be different
+        # The free memory before a later death will be different.
+        self._devices = {}
 
     def _attempt(self) -> StartResult:
         """Make one attempt.
@@ -270,6 +274,7 @@ class StartRun:
         try:
             return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:
+            # Without changes these are the program's own arguments, and the error is its own.
             if not self._ledger.settings:
                 raise
             return StartResult(error=problem)
@@ -307,7 +312,8 @@ class StartRun:
         else:
             get_logger().warning("not started again", reason=ended.not_again)
         if self._ledger.pending:
-            clear(error)  # its frames hold the failed engine
+            # Its frames hold the failed engine.
+            clear(error)
         if incident.is_oom:
             with _keeping_quiet("looking for left-over engines"):
                 _name_orphans()
@@ -318,6 +324,7 @@ class StartRun:
 
         with _keeping_quiet("cleaning up"):
             self._start.clean_up()
+            # The driver frees a dead process's memory a moment later; a start before that fails.
             if self._ledger.pending and (held := retry.wait_until_free(self._devices, self._stops)):
                 get_logger().warning("memory is still held after the failed attempt", held=held)
 
@@ -391,6 +398,7 @@ class StartRun:
     def _annotate(self, error: Exception, incident: Incident) -> None:
         from oomguard.guarding.advice import start_note
 
+        # Some exception types accept no notes.
         with contextlib.suppress(AttributeError, TypeError):
             error.add_note(start_note(incident, self._ledger.attempts))
         _mark_explained(error)
@@ -419,6 +427,7 @@ def _name_orphans() -> None:
 
 def _mark_explained(error: Exception) -> None:
     """Mark an exception as explained, so that an outer guard adds no diagnosis."""
+    # An exception type with slots accepts no other attributes; its user then reads two notes.
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]
 

@@ -127,6 +127,7 @@ def scan_error(
     """
     from oomguard.scan.exceptions import exception_lines, may_be_oom
 
+    # Most failures have another type, and the rules take a moment to load.
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     from oomguard.diagnosis import default_rules
@@ -204,6 +205,7 @@ def release_after(failure: Incident, call: WatchedCall, rows: int) -> None:
     live = torch_memory.live_bytes(call.model)
     before = _live_before(call)
     held = failure.number("allocated_bytes")
+    # A single row cannot be split further, so every byte counts.
     if rows == 1 or live is None or before is None or held is None:
         torch_memory.release()
         return
@@ -255,6 +257,8 @@ def clear(error: BaseException, *, is_raised: bool = True) -> None:
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
         for frame, _ in traceback.walk_tb(link.__traceback__):
+            # The call of a module with hooks keeps its arguments in a closure, which clearing the
+            # frame does not empty.
             if module_of(frame) == "torch.nn.modules.module" and frame.f_code.co_freevars:
                 _empty_closure(frame)
     if not is_raised:
@@ -277,7 +281,8 @@ def let_go(error: BaseException) -> None:
 
     for link in chain(error):
         frame = link.__traceback__ and link.__traceback__.tb_frame.f_back
-        with contextlib.suppress(RuntimeError):  # this frame, and those around it, still run
+        # A frame that still runs cannot be cleared: this one, and those around it.
+        with contextlib.suppress(RuntimeError):
             while frame is not None:
                 frame.clear()
                 frame = frame.f_back
@@ -288,7 +293,8 @@ def _empty_closure(frame: FrameType) -> None:
     for function in gc.get_referents(frame):
         if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
             for cell in function.__closure__ or ():
-                with contextlib.suppress(ValueError):  # the cell is already empty
+                # Reading an empty cell raises.
+                with contextlib.suppress(ValueError):
                     if isinstance(cell.cell_contents, (dict, tuple)):
                         del cell.cell_contents
 
@@ -326,6 +332,7 @@ def annotate(
             add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
         return
     add_note(error, note_in_guard(incident, attempts, why_whole, why_not_joined))
+    # Some exception types accept no other attributes.
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]
 
@@ -371,6 +378,7 @@ def refusing_gradients(*, really: bool = True) -> Iterator[None]:
 
     It applies to the current thread only.
     """
+    # If torch is not loaded, no operation can record a gradient.
     torch = sys.modules.get("torch")
     if torch is None or not really:
         yield
@@ -412,7 +420,8 @@ def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
     if isinstance(value, torch.Tensor):
         return value.grad_fn is not None or (recording and bool(value.requires_grad))
     if not recording or not isinstance(value, torch.nn.Module) or not value.training:
-        return False  # a model in evaluation mode is assumed to run inference
+        # A model in evaluation mode is assumed to run inference.
+        return False
     return any(parameter.requires_grad for parameter in value.parameters())
 
 

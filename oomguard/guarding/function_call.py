@@ -360,6 +360,7 @@ class RowsCall:
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
         arguments = dict(self.bound.arguments)
+        # The part before may have changed the containers that it got.
         self.handed_in.put_back(arguments[name] for name in self.names)
         given = {name: cut(arguments[name], start, stop) for name in self.names}
         self.filled.begin(start, given)
@@ -371,6 +372,7 @@ class RowsCall:
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Warn once if the function draws random numbers, which differ between parts and whole."""
         del start, stop
+        # One warning is enough, so later parts need no copy of the state.
         if self.is_warned:
             before = None
         else:
@@ -392,6 +394,7 @@ class RowsCall:
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why a part's result cannot be joined; None if it has one entry per row."""
+        # A tuple with as many fields as rows may be either, so the first part decides for all.
         if not self.records:
             self.records.append(is_record(part, rows))
         return why_not_rows(part, rows, is_known_record=self.records[0]) or self.filled.note(
