@@ -39,12 +39,13 @@ def join_row_state(
         rows_left: the number of rows after it.
     """
     yield
-    kept[start] = [
-        (module, name, value)
-        for module in model.modules()
-        for name in _NAMES
-        if getattr(value := getattr(module, name, None), "ndim", 0) > 0
-    ]
+    left = []
+    for module in model.modules():
+        for name in _NAMES:
+            value = getattr(module, name, None)
+            if getattr(value, "ndim", 0) > 0:
+                left.append((module, name, value))
+    kept[start] = left
     if rows_left == 0 and len(kept) > 1:
         import torch
 
@@ -118,10 +119,12 @@ def _config(model: Any) -> Any:
 def _plain_layers(cache: Any) -> list[Any] | None:
     """Return the layers of a cache that only grows; None for any other cache."""
     layers = getattr(cache, "layers", None)
-    if not isinstance(layers, list) or any(
-        type(layer).__name__ != "DynamicLayer" for layer in layers
-    ):
+    if not isinstance(layers, list):
         return None
+    for layer in layers:
+        # A subclass may drop old tokens, such as a sliding window, so only the class itself counts.
+        if type(layer).__name__ != "DynamicLayer":
+            return None
     return layers
 
 

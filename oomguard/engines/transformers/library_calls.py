@@ -40,7 +40,10 @@ class FeaturesCall:
             given = args[0]
         else:
             given = kwargs.get("features")
-        tensors = {name: value for name, value in dict(given or {}).items() if is_tensor(value)}
+        tensors = {}
+        for name, value in dict(given or {}).items():
+            if is_tensor(value):
+                tensors[name] = value
         features = ForwardCall.of(model, (), tensors)
         known = (
             len(args) == 1
@@ -186,13 +189,12 @@ class HarnessCall(GenerateCall):
 def _remove_hooks(model: Any) -> None:
     for module in model.modules():
         hooks = module._forward_pre_hooks
-        for number in [
-            n
-            for n, hook in hooks.items()
-            if getattr(getattr(hook, "func", hook), "__name__", "") in _HOOKS
-        ]:
-            del hooks[number]
-            module._forward_pre_hooks_with_kwargs.pop(number, None)
+        # A copy, because the loop removes entries.
+        for number, hook in list(hooks.items()):
+            function = getattr(hook, "func", hook)
+            if getattr(function, "__name__", "") in _HOOKS:
+                del hooks[number]
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:

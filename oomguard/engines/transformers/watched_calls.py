@@ -120,13 +120,12 @@ def held_bytes() -> int:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    kept = (
-        leaf
-        for container in _own()
-        for leaf in tree_leaves(container.tensors)
-        if isinstance(leaf, torch.Tensor)
-    )
-    return sum(tensor.nbytes for tensor in kept if torch_memory.counts(tensor))
+    size_bytes = 0
+    for container in _own():
+        for leaf in tree_leaves(container.tensors):
+            if isinstance(leaf, torch.Tensor) and torch_memory.counts(leaf):
+                size_bytes += leaf.nbytes
+    return size_bytes
 
 
 def move_to_host() -> None:
@@ -148,11 +147,12 @@ def move_to_host() -> None:
 
 def _own() -> list[Any]:
     thread = threading.get_ident()
-    return [
-        container
-        for container, of in list(_kept.items())
-        if of == thread and hasattr(container, _MOVES)
-    ]
+    own = []
+    # A copy, because other threads add containers, and the garbage collector removes them.
+    for container, of in list(_kept.items()):
+        if of == thread and hasattr(container, _MOVES):
+            own.append(container)
+    return own
 
 
 def _begin_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallState:
@@ -251,10 +251,9 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
     import wrapt
 
     wraps = [(module, functools.partial(_wrap, method, read)) for module, method, read in WATCHED]
-    wraps += [
-        (module, functools.partial(_put_around, functools.partial(often, read), method))
-        for module, method, read in OFTEN
-    ]
+    for module, method, read in OFTEN:
+        handle = functools.partial(often, read)
+        wraps.append((module, functools.partial(_put_around, handle, method)))
     wraps.append(
         ("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside))
     )
