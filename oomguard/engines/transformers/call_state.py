@@ -176,6 +176,7 @@ class Draws:
         """
         mode = _OfRows(start, stop, self._rows, self._states)
         try:
+            # Watching costs time for every operation, and greedy search draws nothing.
             if start and self._draws_nothing:
                 yield
             else:
@@ -234,10 +235,13 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
             self.problem = _OTHERWISE
             return None
         if not are_equal(self.expected, _now(self._states)):
-            self.problem = _OTHERWISE  # other code has drawn
+            # Other code has drawn.
+            self.problem = _OTHERWISE
             return None
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
-            return None  # torch raises what the whole call would have raised
+            # torch raises what the whole call would have raised.
+            return None
+        # The first draw of a part begins where the whole call began.
         if not self.number:
             set_generator_states(self._states)
         each = input.shape[0] // rows
@@ -267,6 +271,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
 
 def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
     """Return tokens for rows ``own`` of ``total``, and advance the generator by all rows."""
+    # CUDA's noise depends on the size of the tensor, so it is drawn for all rows at once.
     if not gives_row_by_row(probabilities.device, probabilities.dtype):
         noise = probabilities.new_empty((total, probabilities.shape[1])).exponential_(1)
         return _largest(probabilities, noise[own.start : own.stop], number)

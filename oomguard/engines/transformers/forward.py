@@ -224,6 +224,7 @@ class ForwardCall:
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
         """Read a call; ``not_splittable`` says why it cannot be split, None if it can."""
+        # The class's own method, because libraries replace the instance's with a wrapper.
         parameters = tuple(inspect.signature(type(model).forward).parameters)[1:]
         positional = parameters[: len(args)]
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
@@ -246,6 +247,7 @@ class ForwardCall:
             return cls(
                 model, args, kwargs, positional, 1, None, f"{why}. {guard_advice({}, 0)}", trains
             )
+        # A forward with *args has no names for them.
         if len(positional) == len(args):
             reason = None
         else:
@@ -312,6 +314,7 @@ class ForwardCall:
         parameters = inspect.signature(type(self.model).forward).parameters
         if "logits_to_keep" not in parameters or given.get("logits_to_keep"):
             return None
+        # The loss needs the logits of all positions.
         if given.get("labels") is not None:
             return None
         return (
@@ -335,6 +338,7 @@ class ForwardCall:
         together = join_row_state(self.model, self.left, start, self.rows - stop)
         if self.attention is not None or self.chunk_tokens is not None:
             together = self._another_way(self.model, together)
+        # All rows at once draw as the user's call does, so nothing needs to be watched.
         if stop - start == self.rows:
             with together:
                 yield
@@ -490,6 +494,7 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
     loss, logits = _loss_and_logits(result)
     if loss is None or not logits:
         return None
+    # A mean in half precision has only two or three digits.
     if loss.dtype in (torch.float32, torch.float64):
         tolerance = _TOLERANCE
     else:
@@ -501,7 +506,8 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
             mean = torch.tensor(total / over).double()
             if torch.isclose(shown_loss, mean, tolerance, 1e-7):
                 return math.inf
-    found: dict[float, float] = {}  # by number of labels: the difference to their mean
+    # By number of labels: the difference to their mean.
+    found: dict[float, float] = {}
     for total, count in means:
         mean = torch.tensor(total / count if count else float("nan")).double()
         if torch.isclose(shown_loss, mean, tolerance, 1e-7, equal_nan=True):
@@ -527,6 +533,7 @@ def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:
     for entry in entries:
         if hasattr(entry, "untyped_storage"):
             tensors.append(entry)
+    # A loss is a number, and comes first in every output of transformers.
     if not tensors or tensors[0].dim() or entries[0] is not tensors[0]:
         return None, []
     return tensors[0], tensors[1:]
@@ -543,7 +550,8 @@ def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float
         yield from _of_numbers(first, wanted)
     elif first.dim() == wanted.dim() + 1 and first.shape[:-1] == wanted.shape:
         yield _cross_entropy(first, wanted)
-        if wanted.dim() == 2:  # each position predicts the next one
+        # Each position predicts the next one.
+        if wanted.dim() == 2:
             yield _cross_entropy(first[:, :-1], wanted[:, 1:])
     elif wanted.numel() == first.shape[0] and first.dim() == 2:
         yield _cross_entropy(first, wanted.reshape(-1))

@@ -160,6 +160,7 @@ def _replaced(model: Any, tokens: int) -> Iterator[None]:
     try:
         yield
     finally:
+        # accelerate's hooks may have set one on the model itself.
         if own is None:
             del model.forward
         else:
@@ -175,6 +176,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
     else:
         main = given["inputs_embeds"]
     total = main.shape[1]
+    # The loss is a mean over all tokens, so it is computed once, from the joined logits.
     labels = given.pop("labels", None)
     keeps_cache = given.get("use_cache")
     cache = given_cache(given)
@@ -189,6 +191,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
         wanted = kept - (total - stop)
         part = _part(given, start, stop, before)
         if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+            # 0 would mean all positions, so a chunk without a wanted one computes its last.
             part["logits_to_keep"] = min(max(1, wanted), stop - start)
         result = forward(
             **{**with_cache(part, name, cache), "use_cache": True, "return_dict": True}
@@ -199,6 +202,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
         result.logits = logits[0]
     else:
         result.logits = torch.cat(logits, dim=1)
+    # The chunks needed a cache, but the user did not ask for one.
     if not (model.config.use_cache if keeps_cache is None else keeps_cache):
         setattr(result, name, None)
     if labels is not None:

@@ -159,6 +159,7 @@ def estimate_row_bytes(
         return sequences * generate_row_bytes(
             shape, prompt_tokens, max_new_tokens, padded=True, eager=eager
         )
+    # A configuration without the usual fields has no formula.
     except (OomguardError, TypeError, ValueError):
         return None
 
@@ -184,7 +185,8 @@ class GenerateCall:
     attention: str | None = None  # the attention implementation; None: the model's own
     cache_on_host: bool = False  # whether the layers of the KV cache wait on the host
     left_out: Any = None  # tokens that were cut from the prompts; None: none were
-    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)  # by part
+    # The row attributes that each part leaves, by its first row.
+    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -216,6 +218,7 @@ class GenerateCall:
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Let rows ``start`` to ``stop`` see the random numbers and state of the whole call."""
+        # The failed call, or the part before, may have changed both.
         self.began.restore(self.kwargs)
         self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
@@ -274,7 +277,8 @@ class GenerateCall:
                 self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             )
             if name == "position_ids" and known and value.dim() > 2:
-                known = False  # some models have an axis of three before the rows
+                # Some models have an axis of three before the rows.
+                known = False
             if not known and holds_tensors(value):
                 why = f"the argument {name} is not known to hold one row per input"
                 return f"{why}. {guard_advice(kwargs, rows)}"

@@ -76,7 +76,8 @@ def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
     if family not in compared_families():
         return f"models of the type {family} were not compared with a cache on the host"
     if torch_memory.is_simulated():
-        return replace(call, cache_on_host=True)  # transformers' own version needs CUDA streams
+        # The offloaded cache of transformers needs CUDA streams.
+        return replace(call, cache_on_host=True)
     if call.model.device.type != "cuda":
         return (
             f"the model is on {call.model.device.type}: transformers offloads a cache only from "
@@ -399,6 +400,7 @@ def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | 
         return f"the call needs at least {max(least, in_all)} new tokens"
     if call.kwargs.get("custom_generate") is not None:
         return "custom_generate may use the tokens in an unknown way"
+    # If a call has both limits, transformers logs a warning.
     kept = {}
     for name, value in call.kwargs.items():
         if name != "max_length":

@@ -171,11 +171,13 @@ def rope_by_length(config: Any) -> tuple[str | None, Mapping[str, Any]]:
     The type is None if positions do not depend on the batch.
     """
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    # Some configurations have an entry for each type of layer.
     if isinstance(found, Mapping):
         each = (found, *found.values())
     else:
         each = ()
     for rope in each:
+        # Older configurations have the name "type".
         if isinstance(rope, Mapping):
             kind = rope.get("rope_type", rope.get("type"))
         else:
@@ -224,6 +226,7 @@ def user_code(model: Any) -> str | None:
                 if name:
                     return f"{name}.{attribute}"
                 return str(attribute)
+        # A model has many layers of one class.
         if kind not in seen:
             seen.add(kind)
             forward = getattr(kind, "forward", None)
@@ -319,6 +322,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def _class_of(model: Any) -> str:
     """Return the class name of a model, or of the model that PEFT or torch.compile wraps."""
+    # torch.compile and PEFT wrap the model in a class of their own.
     inner = getattr(model, "_orig_mod", model)
     base = getattr(inner, "get_base_model", None)
     if callable(base):
@@ -449,7 +453,8 @@ def is_cut(name: str, value: Any, rows: int) -> bool:
     """Return whether a tensor with this name has one entry per row."""
     known = name in names("rows") or name in names("text") or name in names("others")
     if name == "position_ids" and value.ndim > 2:
-        known = False  # some models have an axis of three before the rows
+        # Some models have an axis of three before the rows.
+        known = False
     return bool(known and value.ndim > 0 and value.shape[0] == rows)
 
 
@@ -505,7 +510,8 @@ def infer_row_arguments(
 
 def _has_rows(value: Any, rows: int) -> bool:
     is_list = type(value) in (list, tuple) and len(value) != rows and all(map(is_tensor, value))
-    is_plain = is_tensor(value) or is_list  # a list with ``rows`` tensors may have one per row
+    # A list with ``rows`` tensors may have one per row.
+    is_plain = is_tensor(value) or is_list
     return is_plain and {_taken_rows_entries(tensor) for tensor in tensors(value)} == {rows}
 
 

@@ -97,6 +97,7 @@ def new_tokens(
     if total is None:
         return None
     encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    # A decoder behind an encoder starts without the prompt, so the whole length is new.
     if encoder_decoder:
         return int(total)
     if prompt_tokens is None:
@@ -142,7 +143,8 @@ def _begin_anew(positions: Any, mask: Any) -> bool:
     begins = positions[..., 1:] - positions[..., :-1] != 1
     if getattr(mask, "ndim", 0) == _MASK_AXES and mask.shape[-1] == positions.shape[-1]:
         shown = mask != 0
-        begins = begins & shown[:, 1:] & shown[:, :-1]  # ignore the positions of padding
+        # Ignore the positions of padding.
+        begins = begins & shown[:, 1:] & shown[:, :-1]
     return bool(begins.any())
 
 
@@ -224,7 +226,8 @@ def positional_names(model: Any) -> tuple[str, ...]:
 
     If it takes any arguments, the names are those of the function that it calls.
     """
-    get_base = getattr(model, "get_base_model", None)  # PEFT's
+    # PEFT's wrapper hands the arguments on, so only the model inside names them.
+    get_base = getattr(model, "get_base_model", None)
     if callable(get_base):
         inner = type(get_base())
     else:

@@ -97,6 +97,7 @@ class FeaturesCall:
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop`` of each feature."""
+        # Entries that are not tensors, such as the prompt's length, go to each part whole.
         _, cut = self.features.part(start, stop)
         given = self.args[0]
         return (type(given)({**given, **cut}),), dict(self.kwargs)
@@ -150,6 +151,7 @@ class AdaptersCall(GenerateCall):
         try:
             with GenerateCall.around(self, start, stop):
                 yield
+        # A part that fails leaves its hooks too.
         finally:
             _remove_hooks(self.model)
 

@@ -309,6 +309,7 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
     is_compiling = torch.compiler.is_compiling
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch.compile cannot trace a guard, and `generate` calls the model for each token.
         if is_compiling() or is_inside():
             return base.__call__(self, *args, **kwargs)
         return often(_read_forward, functools.partial(base.__call__, self), self, args, kwargs)
@@ -321,7 +322,8 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
 def _wrap(method: str, read: ReadCall, module: Any) -> None:
     owner, _, name = method.partition(".")
     if not hasattr(getattr(module, owner, None), name):
-        return  # this version lacks the method
+        # This version lacks the method.
+        return
     _put_around(functools.partial(_handlers[0], read), method, module)
     _wrap_overriding(getattr(module, owner), name, OverridingReader(read))
 
@@ -339,6 +341,7 @@ def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
         wrap(cls)
 
     below = list(base.__subclasses__())
+    # A class with two bases comes up twice, and must not be wrapped twice.
     seen = set()
     while below:
         cls = below.pop()
@@ -346,5 +349,6 @@ def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
             seen.add(cls)
             wrap(cls)
             below += cls.__subclasses__()
+    # A base with a method of its own would lose it.
     if "__init_subclass__" not in base.__dict__:
         base.__init_subclass__ = classmethod(init_subclass)

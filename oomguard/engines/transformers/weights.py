@@ -65,6 +65,7 @@ def weight_device_of(given: Any) -> WeightDevice:
     import torch
 
     is_chosen = given is not None and not (isinstance(given, str) and given in AUTOMATIC)
+    # A simulated device has one index, and its tensors are on the CPU, whatever the program names.
     if torch_memory.is_simulated():
         return WeightDevice(0, True, is_chosen)
     if isinstance(given, dict):
@@ -87,7 +88,8 @@ def weight_device_of(given: Any) -> WeightDevice:
     else:
         index = device.index
     if index != torch.cuda.current_device():
-        raise NotOneDeviceError  # allocated memory is counted on the current device only
+        # Allocated memory is counted on the current device only.
+        raise NotOneDeviceError
     return WeightDevice(index, False, is_chosen)
 
 
@@ -105,6 +107,7 @@ def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -
         model = read_model(files, dtype=own or "auto", quantization=quantization)
     except OomguardError:
         return None
+    # Without a named type each tensor keeps the one in its file, and the headers have its bytes.
     if own is None and quantization is None and files.parameters is not None:
         return _weights(((p.name, p.bytes) for p in files.parameters), model.shape)
     if files.parameters is None and not model.exact:
@@ -171,7 +174,8 @@ _KNOWN: Final = frozenset({"float32", "float16", "bfloat16"})
 # Load a checkpoint's weights in fewer bits: 16 instead of 32, or 8 and 4 with an installed library.
 
 _FILE: Final = Path(__file__).with_name("lighter_weights.toml")
-_HALF: Final = "bfloat16"  # it has the range of float32, so nothing overflows
+# bfloat16 has the range of float32, so nothing overflows.
+_HALF: Final = "bfloat16"
 _BITS: Final = (8, 4)
 
 
@@ -392,8 +396,10 @@ def read_move(
         else:
             given = kwargs.get("device")
         return Move(wrapped, args, kwargs, weight_device_of("cuda" if given is None else given))
+    # `to` has several signatures, and only torch's own parser knows them all.
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
-    if device is None:  # only the data type changes
+    # Such a call changes only the data type.
+    if device is None:
         raise NotOneDeviceError
     return Move(wrapped, args, kwargs, weight_device_of(device))
 
@@ -456,6 +462,7 @@ class Move:
         try:
             return self._wrapped(*self._args, **self._kwargs)
         except Exception as error:
+            # Weights that have moved would take the memory that the next attempt needs.
             if may_be_oom(error) and not self.place.is_simulated:
                 torch.nn.Module.to(self._model, "cpu")
             raise
@@ -553,6 +560,7 @@ class Load:
             limits: dict[int | str, int] = {self.place.index: int(share)}
             if host_bytes is not None:
                 limits["cpu"] = host_bytes
+            # "sequential" fills the device up to its limit before it uses the host.
             kwargs |= {"device_map": "sequential", "max_memory": limits}
         return self._wrapped(*self._args, **kwargs)
 
