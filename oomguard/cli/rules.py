@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -235,7 +236,7 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.report.explanation import Example, rule_page
 
     # Only this rule is loaded, so that its page does not change when another rule is added.
-    alone = rules._replace(rules=(rule,))
+    alone = replace(rules, rules=(rule,))
     examples = []
     for i, test in enumerate(rule.tests):
         try:

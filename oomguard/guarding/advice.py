@@ -47,9 +47,15 @@ def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | Non
         attempts: the guard's attempts. The first patch of a setting has the program's value, and
             the last one the effective value.
     """
-    patches = [patch for attempt in attempts for patch in attempt.patches if patch.new is not None]
+    patches = []
+    in_force = {}
+    for attempt in attempts:
+        for patch in attempt.patches:
+            if patch.new is not None:
+                patches.append(patch)
+                in_force[patch.setting] = patch.new
+    # A setting may have been changed several times: the first patch has the program's own value.
     own: dict[str, FactValue | None] = {patch.setting: patch.old for patch in reversed(patches)}
-    in_force = {patch.setting: patch.new for patch in patches if patch.new is not None}
     for launcher in launchers():
         for name, need in insight_of(launcher).refused_length(str(error), in_force).items():
             before = own[name]
@@ -58,7 +64,8 @@ def refusal_note(error: BaseException, attempts: Sequence[Attempt]) -> str | Non
                 and math.isfinite(need.value)
                 and need.value > before
             ):
-                return None  # the program's own value would not have been enough either
+                # The program's own value would not have been enough either.
+                return None
             if math.isinf(need.value):
                 least = before
             else:
@@ -91,8 +98,9 @@ def seen_call(error: BaseException) -> dict[str, Fact]:
         return {}
     # A frame holds the user's objects, whose errors must not replace the failure.
     with contextlib.suppress(Exception):
-        found = next((call for frame in frames_of(error) if (call := _call_in(frame, torch))), {})
-        return {name: Fact(name, value, "measured") for name, value in found.items()}
+        for frame in frames_of(error):
+            if call := _call_in(frame, torch):
+                return {name: Fact(name, value, "measured") for name, value in call.items()}
     return {}
 
 
@@ -123,7 +131,8 @@ def note_row_arguments(
     notes = "".join(getattr(error, "__notes__", ()))
     if "@oomguard.guard" not in notes:
         return
-    with contextlib.suppress(Exception):  # the user's objects must not replace the failure
+    # The user's objects must not replace the failure.
+    with contextlib.suppress(Exception):
         names = _row_arguments(function, args, kwargs)
         batch = ", ".join(f'"{name}"' for name in names)
         if len(names) > 1:
@@ -136,11 +145,22 @@ def note_row_arguments(
 def _row_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
     """Return the arguments with as many entries as the first that has several."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
-    sizes = {
-        name: rows_of(value) for name, value in given.items() if why_not_cut(name, value) is None
-    }
-    rows = next((size for size in sizes.values() if size > 1), 0)
-    return [name for name, size in sizes.items() if rows and size == rows]
+    sizes = {}
+    for name, value in given.items():
+        if why_not_cut(name, value) is None:
+            sizes[name] = rows_of(value)
+    rows = 0
+    for size in sizes.values():
+        if size > 1:
+            rows = size
+            break
+    names: list[str] = []
+    if not rows:
+        return names
+    for name, size in sizes.items():
+        if size == rows:
+            names.append(name)
+    return names
 
 
 # The advice for a model's method that no guard watches.
@@ -203,7 +223,8 @@ def _advice_for(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any)
     name = type(module).__name__
     is_call = frame.f_code.co_name in _CALLS
     if is_call and any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
-        return None  # this call is watched, and was given up
+        # This call is watched, and was given up.
+        return None
     if module_of(frame).startswith("oomguard"):
         return None
     if is_call:
@@ -233,10 +254,26 @@ def _rows(frame: FrameType, seen: dict[str, Any], torch: Any) -> tuple[list[str]
     """Return a function's arguments with one entry per row, and those with other tensor sizes."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    sizes = {name: _sizes(seen.get(name), torch) for name in names if name != "self"}
-    number = next((size[0] for size in sizes.values() if len(size) == 1), None)
-    rows = [name for name, size in sizes.items() if size == [number]]
-    return rows, [name for name, size in sizes.items() if size and size != [number]] if rows else []
+    sizes = {}
+    for name in names:
+        if name != "self":
+            sizes[name] = _sizes(seen.get(name), torch)
+    number = None
+    for size in sizes.values():
+        if len(size) == 1:
+            number = size[0]
+            break
+    rows = []
+    others = []
+    for name, size in sizes.items():
+        if size == [number]:
+            rows.append(name)
+        elif size:
+            others.append(name)
+    # Without a known number of rows, no argument can have a wrong one.
+    if not rows:
+        others = []
+    return rows, others
 
 
 def _sizes(value: Any, torch: Any) -> list[int]:
@@ -246,9 +283,11 @@ def _sizes(value: Any, torch: Any) -> list[int]:
             return [len(value)]
         return []
     if isinstance(value, (list, tuple)):
-        return [
-            len(entry) for entry in value if isinstance(entry, torch.Tensor) and entry.dim() > 1
-        ]
+        numbers = []
+        for entry in value:
+            if isinstance(entry, torch.Tensor) and entry.dim() > 1:
+                numbers.append(len(entry))
+        return numbers
     return []
 
 
@@ -261,6 +300,7 @@ def explained(
     """
     scanned = scan_error(error)
     if scanned.first_cause is None:
+        # A refusal may mention memory in general words, so it comes before the search for those.
         if explain_refusal(error, attempts):
             return None
         scanned = scan_error(error, unrecognized=True)
@@ -269,6 +309,7 @@ def explained(
     diagnosis = assess_all(scanned, default_rules(), policy, given=seen_call(error))
     if diagnosis.first_cause is None:
         return None
+    # An inner guard knew the failed call, so its note stays.
     if not getattr(error, "__oomguard__", False):
         annotate(error, diagnosis.first_cause)
         why = unwatched(error, diagnosis.first_cause)
@@ -305,21 +346,26 @@ def note_in_guard(
     if why_not_joined is not None:
         lines = [f"oomguard: {drawn(incident).headline}", *tried(drawn(tuple(attempts)))]
         return "\n".join([*lines, f"  why: {why_not_joined}"])
-    actions = incident.actions
     has_one_row = incident.number("batch_size") == 1
     if why_whole is not None or has_one_row:
-        actions = tuple(one for one in actions if one.id != "batch_size")
-    useless: list[str] = []
-    if _MEASURED in incident.facts:
-        useless = [_why_useless(one) for one in actions if one.applicability == "needs-value"]
-        actions = tuple(one for one in actions if one.applicability != "needs-value")
-    # A guard is active, so only advice that names arguments is new.
-    named = [
-        replace(one, title="Name the argument that has one entry per row")
-        for one in actions
-        if one.id == "wrap_in_guard" and "batch=" in (one.command or "")
-    ]
-    others = [one for one in actions if one.id != "wrap_in_guard"]
+        hidden = "batch_size"
+    else:
+        hidden = ""
+    is_measured = _MEASURED in incident.facts
+    useless = []
+    named = []
+    others = []
+    for one in incident.actions:
+        # The call cannot have fewer rows, so a smaller batch is not advice.
+        if one.id == hidden:
+            continue
+        if is_measured and one.applicability == "needs-value":
+            useless.append(_why_useless(one))
+        elif one.id != "wrap_in_guard":
+            others.append(one)
+        # A guard is active, so only advice that names arguments is new.
+        elif "batch=" in (one.command or ""):
+            named.append(replace(one, title="Name the argument that has one entry per row"))
     text = note(replace(incident, actions=(*named, *others)), attempts, first=why_whole)
     return "\n".join([text, *useless])
 
@@ -389,20 +435,23 @@ def note(
 
 def _command(action: Action, incident: Incident, *, of_command: bool) -> str | None:
     """Return the text to paste: the flag of a command, or the keyword argument of a call."""
-    patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
-    if of_command or patch is None:
+    if of_command:
         return action.command
-    return patch.as_kwarg or action.command
+    for patch in incident.plan:
+        if patch.setting == action.id and patch.new == action.new:
+            return patch.as_kwarg or action.command
+    return action.command
 
 
 def tried(attempts: Sequence[Attempt]) -> list[str]:
     """Return one line for each attempt that changed something, with its result."""
-    return [
-        f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: "
-        f"{attempt.error or 'ran'}"
-        for attempt in attempts
-        if attempt.patches
-    ]
+    lines = []
+    for attempt in attempts:
+        # The first attempt is the call as the user made it, so it is not a try.
+        if attempt.patches:
+            changes = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in attempt.patches)
+            lines.append(f"  tried: {changes}: {attempt.error or 'ran'}")
+    return lines
 
 
 def start_note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
@@ -417,20 +466,21 @@ def start_note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
         phase = ""
     else:
         phase = shown.phase.replace("_", " ")
-    where = ", ".join(text for text in (engine(shown), phase, shown.location.process) if text)
+    where = ", ".join(filter(None, (engine(shown), phase, shown.location.process)))
+    more = []
     if where:
-        more = [f"  where: {where}"]
-    else:
-        more = []
-    more += [f"  budget: {text}" for text in [_budget(shown)] if text]
+        more.append(f"  where: {where}")
+    budget = _budget(shown)
+    if budget:
+        more.append(f"  budget: {budget}")
     return "\n".join([*lines[:behind], *more, *lines[behind:]])
 
 
 def _budget(incident: Incident) -> str:
     """Return the known parts of the device's memory; "" if no part is known."""
-    parts = [
-        f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts
-    ]
+    parts = []
+    for part in incident.budget.parts:
+        parts.append(f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}")
     total = incident.budget.device_total_bytes
     if not parts:
         return ""

@@ -69,6 +69,7 @@ class OpenAttempt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        # The snapshot must show the memory of the failure, before anything of it is freed.
         if error is not None and not disabled():
             take_at(error, self._loop.recording)
         self._inside.close()
@@ -133,6 +134,7 @@ class _Loop:
         scanned = scan_error(error, self._in_force())
         if scanned.first_cause is None:
             return None
+        # The frames hold the failed body's tensors, which would count as memory from before it.
         clear(error)
         torch_memory.release()
         model = self._model(scanned.first_cause)
@@ -142,10 +144,10 @@ class _Loop:
         return found.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
-        return {
-            name: SettingInForce(name, value, True, "given")
-            for name, value in self.ledger.settings.items()
-        }
+        in_force = {}
+        for name, value in self.ledger.settings.items():
+            in_force[name] = SettingInForce(name, value, True, "given")
+        return in_force
 
     def _model(self, failure: Incident) -> CallModel | None:
         """Return the model behind the failure; None if the body has no batch size."""
@@ -170,9 +172,11 @@ def _facts(model: CallModel | None) -> dict[str, Fact]:
     if model is None:
         return {}
     values = {"batch_size": model.rows, "baseline_bytes": model.base_bytes}
-    return {
-        name: Fact(name, value, "measured") for name, value in values.items() if value is not None
-    }
+    facts = {}
+    for name, value in values.items():
+        if value is not None:
+            facts[name] = Fact(name, value, "measured")
+    return facts
 
 
 def attempts(

@@ -72,6 +72,7 @@ class KillRecovery:
             _log(self._name, killed, None, "guard(batch=...) names the argument to split")
 
 
+# The cache makes each message appear only once in a process.
 @functools.lru_cache(maxsize=64)
 def _log(name: str, killed: KilledBefore, rows: str | None, why: str | None = None) -> None:
     fields = {"function": name, "killed_by": killed.by, "times": killed.times}
@@ -85,6 +86,7 @@ def _log(name: str, killed: KilledBefore, rows: str | None, why: str | None = No
 
 # Later rows may need more than the measured ones.
 _MARGIN_RATIO: Final = 0.02
+# A measurement of a few rows says little about many.
 _MOST_GROWTH: Final = 8
 # A prompt shorter than half of one that needed chunks is first tried without chunks.
 _CHUNKED_FROM: Final = 2
@@ -126,15 +128,19 @@ class BatchSizeCache:
 
     def learned(self) -> Learned:
         """Return the sizes that another process can use, as plain values."""
-        found = [
-            (key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()
-        ]
+        found = []
+        for key, one in self._by_call.items():
+            found.append((key[0], _words(one.model and one.model()), one))
         found += [(call, model, one) for (call, model), one in self._taken.items()]
-        rows = {(call, model): one for call, model, one in reversed(found) if model is not None}
-        return [
-            [call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)]
-            for (call, model), one in rows.items()
-        ]
+        rows = {}
+        # In reverse, this process's own sizes replace those that it took from another one.
+        for call, model, one in reversed(found):
+            if model is not None:
+                rows[(call, model)] = one
+        table = []
+        for (call, model), one in rows.items():
+            table.append([call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)])
+        return table
 
     def take(self, learned: Learned) -> None:
         """Use another process's sizes; those of this process have precedence."""
@@ -229,6 +235,7 @@ class BatchSizeCache:
     ) -> None:
         with self._lock:
             if known is None or after_failure:
+                # The larger size failed, so the next try waits for twice as many calls.
                 if known is not None and known.is_trying_more:
                     again = known.patience_calls * 2
                 else:
@@ -237,6 +244,7 @@ class BatchSizeCache:
                     row_bytes = row_bytes or known.row_bytes
                 if call.model is None:
                     model = None
+                # A strong reference would keep a model that the program has dropped.
                 else:
                     model = weakref.ref(call.model)
                 self._by_call[_key(call)] = _Known(
@@ -264,6 +272,7 @@ class BatchSizeCache:
 
     def _known(self, call: WatchedCall) -> _Known | None:
         known = self._by_call.get(_key(call))
+        # Python may give the id of a model that is gone to another one.
         if known is not None and (known.model is None or known.model() is call.model):
             return known
         if not self._taken or (model := _words(call.model)) is None:
@@ -297,6 +306,7 @@ def _tokens(call: WatchedCall) -> int | None:
 
 # Processes of one job share what they learned of a function.
 
+# Any process of the job writes the store, so a huge text in it must not delay the first call.
 _MOST_CHARS: Final = 65_536
 _SHAPES: Final = ((str,), (str,), (int,), (int, type(None)), (int, float, type(None)), (dict,))
 
@@ -323,18 +333,18 @@ def _read(text: str | None) -> list[Any]:
     if text is None or len(text) > _MOST_CHARS:
         return []
     rows = json.loads(text)
-    if isinstance(rows, list):
-        return [row for row in rows if _is_row(row)]
-    return []
+    if not isinstance(rows, list):
+        return []
+    # Another version of oomguard may have written other rows, which are dropped one by one.
+    return list(filter(_is_row, rows))
 
 
 def _is_row(row: object) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == len(_SHAPES)
-        and all(
-            isinstance(value, kinds) and not isinstance(value, bool)
-            for value, kinds in zip(row, _SHAPES, strict=True)
-        )
-        and row[2] > 0
-    )
+    if not isinstance(row, list) or len(row) != len(_SHAPES):
+        return False
+    for value, kinds in zip(row, _SHAPES, strict=True):
+        # A bool is an int in Python, but never a size.
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            return False
+    rows: int = row[2]
+    return rows > 0

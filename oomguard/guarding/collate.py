@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import math
+import operator
 import sys
 from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, Set
@@ -48,6 +49,7 @@ def is_arrow_table(value: Any) -> bool:
 
 def entries(value: Any) -> int | None:
     """Return how many rows a value may hold; None for a text, number, mapping, model or class."""
+    # Some models have a length, such as torch's Sequential, but no rows.
     if isinstance(value, (*_WHOLE, type)) or hasattr(value, "parameters"):
         return None
     shape = getattr(value, "shape", None)
@@ -109,6 +111,7 @@ def cut(value: Any, start: int, stop: int) -> Any:
         for name, beside in lists_beside(value).items():
             setattr(part, name, beside[start:stop])
         return part
+    # A plain slice of a pandas object may mean labels.
     if hasattr(value, "iloc"):
         return value.iloc[start:stop]
     return value[start:stop]
@@ -116,15 +119,15 @@ def cut(value: Any, start: int, stop: int) -> Any:
 
 def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
     """Return a new mapping of the same type with these columns; None if the type cannot."""
-    if isinstance(value, (dict, UserDict)):  # their copies share no column
+    # A copy keeps the type's own attributes, and shares no column with the original.
+    if isinstance(value, (dict, UserDict)):
         part = copy.copy(value)
         part.update(columns)
         return part
+    # The constructor is the user's own, and may want other arguments.
     with contextlib.suppress(Exception):
         made = type(value)(columns)
-        if list(made) == list(columns) and all(
-            made[key] is column for key, column in columns.items()
-        ):
+        if list(made) == list(columns) and all(map(operator.is_, made.values(), columns.values())):
             return made
     return None
 
@@ -134,11 +137,11 @@ def lists_beside(value: Any) -> dict[str, list[Any]]:
     if not isinstance(value, UserDict):
         return {}
     rows = rows_of(value)
-    return {
-        name: beside
-        for name, beside in vars(value).items()
-        if isinstance(beside, list) and len(beside) == rows
-    }
+    lists = {}
+    for name, beside in vars(value).items():
+        if isinstance(beside, list) and len(beside) == rows:
+            lists[name] = beside
+    return lists
 
 
 def first_rows(value: Any, rows: int) -> Any:
@@ -163,7 +166,7 @@ def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
         fields = list(result)
     else:
         fields = []
-    return bool(fields) and all(_is_field(field) and entries(field) == rows for field in fields)
+    return bool(fields) and all(_is_field_of(field, rows) for field in fields)
 
 
 def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> str | None:
@@ -177,9 +180,7 @@ def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> st
         )
         return f"its result is a {type(result).__name__}: {needed}"
     size = entries(result)
-    if isinstance(result, tuple) and all(
-        _is_field(entry) and entries(entry) == rows for entry in result
-    ):
+    if isinstance(result, tuple) and all(_is_field_of(entry, rows) for entry in result):
         return (
             f"its result is a tuple of {size} values with {rows} entries each, which may be fields "
             "or rows"
@@ -187,6 +188,10 @@ def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> st
     if size != rows:
         return f"its result has {size} entries for {rows} rows"
     return None
+
+
+def _is_field_of(value: Any, rows: int) -> bool:
+    return _is_field(value) and entries(value) == rows
 
 
 def _is_field(value: Any) -> bool:
@@ -202,10 +207,8 @@ def can_be_joined(result: Any) -> bool:
         return True
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(result, numpy.ndarray):
-        return type(result) in (
-            numpy.ndarray,
-            numpy.ma.MaskedArray,
-        )  # another type may have state besides its values
+        # Another type may have state besides its values.
+        return type(result) in (numpy.ndarray, numpy.ma.MaskedArray)
     return hasattr(result, "__array_namespace__")
 
 
@@ -245,6 +248,7 @@ def place_for(
         if type(part) is torch.Tensor and part.layout is torch.strided:
             per_row = part.shape[0] // max(1, rows)
             return _PlacesTensor(part, total * per_row, pad_value, is_parked=is_parked)
+        # A subclass or a sparse tensor has no storage into which rows could be written.
         return _Parts(torch.cat)
     if is_frame(part):
         return _Parts(_concat_frames)
@@ -253,6 +257,7 @@ def place_for(
 
         if type(part) is np.ndarray:
             return _Array(part, total)
+        # The plain function would drop the mask of a masked array.
         return _Parts(np.ma.concatenate)
     return _Parts(part.__array_namespace__().concat)
 
@@ -276,6 +281,7 @@ class _PlacesTensor:
         shape = (rows, *like.shape[1:])
         try:
             self._out = self._empty(shape, like)
+        # Some devices raise a plain RuntimeError when they run out of memory.
         except (torch.OutOfMemoryError, RuntimeError):
             self._is_parked = True
             self._out = self._empty(shape, like)
@@ -429,9 +435,10 @@ class _Rows:
 
     @property
     def device_bytes(self) -> int:
-        tensors = {
-            id(tensor): tensor for tensor in _tensors(self._rows) if torch_memory.counts(tensor)
-        }
+        tensors = {}
+        for tensor in _tensors(self._rows):
+            if torch_memory.counts(tensor):
+                tensors[id(tensor)] = tensor
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def park(self) -> None:
@@ -450,13 +457,12 @@ class _Rows:
             self._rows[number] = _mapped(self._rows[number], parked)
 
     def result(self) -> Any:
+        def placed(host: Any) -> Any:
+            return torch_memory.from_host(host, self._devices[id(host)])
+
         rows = self._rows
         if self._is_parked:
-            devices = self._devices
-            rows = [
-                _mapped(row, lambda host: torch_memory.from_host(host, devices[id(host)]))
-                for row in rows
-            ]
+            rows = [_mapped(row, placed) for row in rows]
         if self._is_tuple:
             return tuple(rows)
         return rows
@@ -472,12 +478,15 @@ def _concat_frames(parts: list[Any]) -> Any:
     if is_arrow_table(parts[0]):
         return sys.modules["pyarrow"].concat_tables(parts)
     concat = sys.modules[library(parts[0])].concat
-    indexes = [getattr(part, "index", None) for part in parts]
-    if hasattr(parts[0], "iloc") and all(
-        list(index) == list(range(len(index))) for index in indexes if index is not None
-    ):
+    if hasattr(parts[0], "iloc") and all(map(_is_numbered, parts)):
         return concat(parts, ignore_index=True)
     return concat(parts)
+
+
+def _is_numbered(frame: Any) -> bool:
+    """Return whether a table numbers its rows from 0, or has no row labels."""
+    index = getattr(frame, "index", None)
+    return index is None or list(index) == list(range(len(index)))
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -600,17 +609,18 @@ class Fields:
         if taken.problem is not None:
             return taken.problem
         if self._record is None:
-            named = taken.tensors  # make a buffer for each before anything is added
-            self._places = [
-                self._place_for(name, tensor, part, is_loss=name == taken.loss)
-                for name, tensor in named
-            ]
+            # All buffers are made before anything is added, because making one may fail.
+            self._places = []
+            for name, tensor in taken.tensors:
+                place = self._place_for(name, tensor, part, is_loss=name == taken.loss)
+                self._places.append(place)
             self._record = record
         elif record != self._record:
             return "its results differ in more than their rows"
         if self._is_torn:
             return "its fields hold different rows"
-        self._is_torn = True  # until each buffer has the part
+        # Until each buffer has the part, an exception leaves fields of different lengths.
+        self._is_torn = True
         for (name, tensor), place in zip(taken.tensors, self._places, strict=True):
             if (problem := place.add(tensor, part)) is not None:
                 return f"{name} {problem}"
@@ -633,7 +643,8 @@ class Fields:
         else:
             is_known = each in (0, entries)
         if more or not is_known:
-            return _OfRows(None)  # it reports the problem when the part is added
+            # It reports the problem when the part is added.
+            return _OfRows(None)
         first = tensor.movedim(axis, 0)
         return _OfRows(
             place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis
@@ -721,7 +732,8 @@ class _Mean:
         self._is_known = is_known
         self._sum = self._weight = 0.0
         self._is_sum = False
-        self._after: dict[int, tuple[float, float]] = {}  # sum and weight by finished rows
+        # Sum and weight by finished rows.
+        self._after: dict[int, tuple[float, float]] = {}
         self._rows = 0
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
@@ -879,9 +891,9 @@ class RecordBuffer:
         self._names = _names_in(like)
         self._beside: dict[str, list[Any]] = {name: [] for name in lists_beside(like)}
         self._done = 0
-        self._places: list[ResultBuffer] = [
-            place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
-        ]
+        self._places: list[ResultBuffer] = []
+        for name in self._names:
+            self._places.append(place_for(like[name], rows, total, None, is_parked=is_parked))
 
     def add(self, part: Any) -> str | None:
         """Add each field to its buffer; return why one cannot be added."""

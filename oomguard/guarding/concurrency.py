@@ -48,6 +48,7 @@ def begin(model: Any) -> bool:
     """
     if threading.get_ident() in _running:
         return False
+    # Every guarded call comes here, so the lock is taken only if some call runs alone.
     if _alone:
         devices = _devices_of(model)
         with _changed:
@@ -75,6 +76,7 @@ def have_ended(error: BaseException, model: Any) -> bool:
         model: its model.
     """
     me = threading.get_ident()
+    # A call that ran alone had all the memory, so another wait would not help.
     if me in _alone or not (others_run() or _alone):
         return False
     devices = _devices_of(model)
@@ -86,11 +88,14 @@ def have_ended(error: BaseException, model: Any) -> bool:
     get_logger().warning(
         "Out of memory while other threads used the GPU; retrying this call alone after them"
     )
-    clear(error)  # the other calls need the memory of this one
+    # The other calls need the memory of this one.
+    clear(error)
     torch_memory.release()
     with _changed:
-        _running.pop(me, None)  # other failed calls do not wait for this one
+        # Other failed calls do not wait for this one.
+        _running.pop(me, None)
         _changed.notify_all()
+        # Two calls that both count as alone would wait for each other.
         _wait_until_free(devices)
         _alone[me] = devices, time.monotonic() + _MOST_WAIT_S
         _changed.wait_for(lambda: not _others_run_on(devices), _MOST_WAIT_S)
@@ -124,23 +129,20 @@ def _wait_until_free(devices: frozenset[str]) -> None:
 def _others_are_alone_on(devices: frozenset[str]) -> float:
     """Return until when another thread's call runs alone on one of the devices; 0: none does."""
     me = threading.get_ident()
-    return max(
-        (
-            until
-            for thread, (on, until) in list(_alone.items())
-            if thread != me and _may_overlap(on, devices)
-        ),
-        default=0.0,
-    )
+    latest = 0.0
+    # A copy, because other threads change the table meanwhile.
+    for thread, (on, until) in list(_alone.items()):
+        if thread != me and _may_overlap(on, devices):
+            latest = max(latest, until)
+    return latest
 
 
 def _others_run_on(devices: frozenset[str]) -> bool:
     me = threading.get_ident()
-    return any(
-        _may_overlap(_devices_of(model), devices)
-        for thread, model in list(_running.items())
-        if thread != me
-    )
+    for thread, model in list(_running.items()):
+        if thread != me and _may_overlap(_devices_of(model), devices):
+            return True
+    return False
 
 
 def _may_overlap(devices: frozenset[str], others: frozenset[str]) -> bool:
@@ -150,6 +152,7 @@ def _may_overlap(devices: frozenset[str], others: frozenset[str]) -> bool:
 
 def _devices_of(model: Any) -> frozenset[str]:
     """Return the devices of a model's parameters; empty if they are unknown."""
+    # The model may be any object of the user, whose errors must not replace the failure.
     with contextlib.suppress(Exception):
         return frozenset(str(parameter.device) for parameter in model.parameters())
     return frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,23 +57,38 @@ def scan_start(
         return Diagnosis(source)
     own = _incidents(exception_lines(error))
     if not own:
-        return Diagnosis(source)  # the starting process itself failed for another reason
+        # The starting process itself failed for another reason.
+        return Diagnosis(source)
     ends = own
     if all(incident.kind == _DEAD for incident in own):
         words = _incidents(ended.last_words)
         if ended.last_words and not words:
-            return Diagnosis(source)  # the dead process printed a reason other than memory
+            # The dead process printed a reason other than memory.
+            return Diagnosis(source)
         ends = words or own
     whole = scan(ended.lines, default_rules(), source, given=settings)
-    if any("engine_error" in incident.facts for incident in ends) and all(
-        i.kind == _DEAD for i in ends
-    ):
-        return replace(whole, incidents=tuple(i for i in whole.incidents if i.kind == _DEAD))
-    causes = {(i.kind, i.message) for i in ends if i.kind != _DEAD}
+    causes = set()
+    for incident in ends:
+        if incident.kind != _DEAD:
+            causes.add((incident.kind, incident.message))
     if causes:
-        named = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)
-        return replace(whole, incidents=named or whole.incidents)
+        # The log may also have older failures, which did not end this start.
+        named = []
+        for incident in whole.incidents:
+            if (incident.kind, incident.message) in causes:
+                named.append(incident)
+        return replace(whole, incidents=tuple(named) or whole.incidents)
+    if any("engine_error" in incident.facts for incident in ends):
+        return replace(whole, incidents=_deaths(whole))
     return _of_the_silent(ended, whole, settings)
+
+
+def _deaths(diagnosis: Diagnosis) -> tuple[Incident, ...]:
+    return tuple(filter(_is_death, diagnosis.incidents))
+
+
+def _is_death(incident: Incident) -> bool:
+    return incident.kind == _DEAD
 
 
 def _of_the_silent(
@@ -85,11 +101,10 @@ def _of_the_silent(
 
     printed = (Line(number, 0, text) for number, text in enumerate(ended.printed.splitlines(), 1))
     found = scan(printed, default_rules(), whole.source, given=settings)
-    incidents = tuple(i for i in found.incidents if i.kind != _DEAD)
+    incidents = tuple(itertools.filterfalse(_is_death, found.incidents))
     if not incidents and ended.killed_for_memory:
         incidents = (_killed(),)
-    dead = tuple(i for i in whole.incidents if i.kind == _DEAD)
-    return replace(whole, incidents=incidents or dead)
+    return replace(whole, incidents=incidents or _deaths(whole))
 
 
 def _killed() -> Incident:
@@ -173,12 +188,14 @@ class StartRun:
 
     def attend(self, engine: Any) -> None:
         """Watch a started engine, and restart it after its death if the guard permits it."""
-        self._first_error = self._incident = None  # their frames hold the failed engine
+        # Their frames hold the failed engine.
+        self._first_error = self._incident = None
         with _keeping_quiet("attending the engine"):
             self._start.attend(engine, self._made_again)
 
     def _made_again(self, ended: StartResult, progressed: bool) -> RestartedEngine | None:
         """Restart a dead engine: with the least change after an OOM, otherwise unchanged."""
+        # An engine that made progress since its last death is not in a loop.
         if progressed:
             self._deaths = 1
         else:
@@ -189,6 +206,7 @@ class StartRun:
         if ended.error is None or disabled() or not may_restart or self._deaths > _MOST_DEATHS:
             self._give_up(ended.error, incident)
             return None
+        # Without a change, the same requests together would end the engine again.
         alone = not self._ledger.pending and (of_memory or self._deaths > 1)
         self._clean_up()
         self._first_error = ended.error
@@ -240,7 +258,8 @@ class StartRun:
         attempt = self._ledger.end(measured=measured)
         if is_reported:
             self._owner.record(attempt)
-        self._devices = {}  # the free memory before a later death will be different
+        # The free memory before a later death will be different.
+        self._devices = {}
 
     def _attempt(self) -> StartResult:
         """Make one attempt.
@@ -255,6 +274,7 @@ class StartRun:
         try:
             return self._start.attempt(self._ledger.settings, self._owner.start_within_s)
         except (TypeError, ValueError) as problem:
+            # Without changes these are the program's own arguments, and the error is its own.
             if not self._ledger.settings:
                 raise
             return StartResult(error=problem)
@@ -292,7 +312,8 @@ class StartRun:
         else:
             get_logger().warning("not started again", reason=ended.not_again)
         if self._ledger.pending:
-            clear(error)  # its frames hold the failed engine
+            # Its frames hold the failed engine.
+            clear(error)
         if incident.is_oom:
             with _keeping_quiet("looking for left-over engines"):
                 _name_orphans()
@@ -303,6 +324,7 @@ class StartRun:
 
         with _keeping_quiet("cleaning up"):
             self._start.clean_up()
+            # The driver frees a dead process's memory a moment later; a start before that fails.
             if self._ledger.pending and (held := retry.wait_until_free(self._devices, self._stops)):
                 get_logger().warning("memory is still held after the failed attempt", held=held)
 
@@ -329,9 +351,9 @@ class StartRun:
     def _in_force(self) -> dict[str, SettingInForce]:
         """Return the effective settings: the program's, and those that oomguard changed."""
         given = self._start.settings_in_force()
-        changed = {
-            name: _changed(name, value, given) for name, value in self._ledger.settings.items()
-        }
+        changed = {}
+        for name, value in self._ledger.settings.items():
+            changed[name] = _changed(name, value, given)
         return {**given, **changed}
 
     def _as_it_ran(self, incident: Incident) -> Incident:
@@ -354,8 +376,12 @@ class StartRun:
         for line in ended.lines:
             scanner.push(line)
         scanner.flush()
-        wanted = {name for patch in self._ledger.patches for name in patch.predicts} | _ALWAYS
-        return {name: value for name, value in scanner.measured.items() if name in wanted}
+        wanted = set(_ALWAYS).union(*(patch.predicts for patch in self._ledger.patches))
+        measured = {}
+        for name, value in scanner.measured.items():
+            if name in wanted:
+                measured[name] = value
+        return measured
 
     def _announce(self) -> None:
 
@@ -372,6 +398,7 @@ class StartRun:
     def _annotate(self, error: Exception, incident: Incident) -> None:
         from oomguard.guarding.advice import start_note
 
+        # Some exception types accept no notes.
         with contextlib.suppress(AttributeError, TypeError):
             error.add_note(start_note(incident, self._ledger.attempts))
         _mark_explained(error)
@@ -400,6 +427,7 @@ def _name_orphans() -> None:
 
 def _mark_explained(error: Exception) -> None:
     """Mark an exception as explained, so that an outer guard adds no diagnosis."""
+    # An exception type with slots accepts no other attributes; its user then reads two notes.
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -126,6 +127,7 @@ def scan_error(
     """
     from oomguard.scan.exceptions import exception_lines, may_be_oom
 
+    # Most failures have another type, and the rules take a moment to load.
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     from oomguard.diagnosis import default_rules
@@ -153,13 +155,16 @@ def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
 
     Without a known phase the frames decide, except for training, which is detected elsewhere.
     """
-    incidents = tuple(
-        replace(
-            incident, phase=phase or ("unknown" if incident.phase == "training" else incident.phase)
-        )
-        for incident in diagnosis.incidents
-    )
-    return replace(diagnosis, incidents=incidents)
+    incidents = []
+    for incident in diagnosis.incidents:
+        if phase:
+            known = phase
+        elif incident.phase == "training":
+            known = "unknown"
+        else:
+            known = incident.phase
+        incidents.append(replace(incident, phase=known))
+    return replace(diagnosis, incidents=tuple(incidents))
 
 
 def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
@@ -172,9 +177,11 @@ def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
         "baseline_bytes": model.base_bytes,
         "held_before_call_bytes": _held_before(call.model, model.base_bytes),
     }
-    return {
-        name: Fact(name, value, "measured") for name, value in values.items() if value is not None
-    }
+    facts = {}
+    for name, value in values.items():
+        if value is not None:
+            facts[name] = Fact(name, value, "measured")
+    return facts
 
 
 def _held_before(model: Any, base_bytes: int | None) -> int | None:
@@ -198,6 +205,7 @@ def release_after(failure: Incident, call: WatchedCall, rows: int) -> None:
     live = torch_memory.live_bytes(call.model)
     before = _live_before(call)
     held = failure.number("allocated_bytes")
+    # A single row cannot be split further, so every byte counts.
     if rows == 1 or live is None or before is None or held is None:
         torch_memory.release()
         return
@@ -210,14 +218,21 @@ def _live_before(call: WatchedCall) -> int | None:
     recorded: int | None = getattr(call, "live_before_bytes", None)
     if recorded is not None or not hasattr(call.model, "parameters"):
         return recorded
-    inputs = [value for value in (*call.args, *call.kwargs.values()) if hasattr(value, "nbytes")]
+    inputs = []
+    for value in (*call.args, *call.kwargs.values()):
+        if hasattr(value, "nbytes"):
+            inputs.append(value)
     return _bytes_of([*call.model.parameters(), *call.model.buffers(), *inputs])
 
 
 def _bytes_of(tensors: Iterable[Any]) -> int:
     """Return the bytes of tensors that use device memory, each counted once."""
-    distinct = {tensor.data_ptr(): tensor for tensor in tensors if hasattr(tensor, "data_ptr")}
-    return sum(tensor.nbytes for tensor in distinct.values() if torch_memory.counts(tensor))
+    # Tied weights and buffers share their memory.
+    distinct = {}
+    for tensor in tensors:
+        if hasattr(tensor, "data_ptr"):
+            distinct[tensor.data_ptr()] = tensor
+    return sum(tensor.nbytes for tensor in filter(torch_memory.counts, distinct.values()))
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:
@@ -242,6 +257,8 @@ def clear(error: BaseException, *, is_raised: bool = True) -> None:
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
         for frame, _ in traceback.walk_tb(link.__traceback__):
+            # The call of a module with hooks keeps its arguments in a closure, which clearing the
+            # frame does not empty.
             if module_of(frame) == "torch.nn.modules.module" and frame.f_code.co_freevars:
                 _empty_closure(frame)
     if not is_raised:
@@ -264,7 +281,8 @@ def let_go(error: BaseException) -> None:
 
     for link in chain(error):
         frame = link.__traceback__ and link.__traceback__.tb_frame.f_back
-        with contextlib.suppress(RuntimeError):  # this frame, and those around it, still run
+        # A frame that still runs cannot be cleared: this one, and those around it.
+        with contextlib.suppress(RuntimeError):
             while frame is not None:
                 frame.clear()
                 frame = frame.f_back
@@ -275,7 +293,8 @@ def _empty_closure(frame: FrameType) -> None:
     for function in gc.get_referents(frame):
         if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
             for cell in function.__closure__ or ():
-                with contextlib.suppress(ValueError):  # the cell is already empty
+                # Reading an empty cell raises.
+                with contextlib.suppress(ValueError):
                     if isinstance(cell.cell_contents, (dict, tuple)):
                         del cell.cell_contents
 
@@ -313,6 +332,7 @@ def annotate(
             add_note(error, f"oomguard: around that,{line.strip().removeprefix('tried:')}")
         return
     add_note(error, note_in_guard(incident, attempts, why_whole, why_not_joined))
+    # Some exception types accept no other attributes.
     with contextlib.suppress(AttributeError, TypeError):
         error.__oomguard__ = True  # type: ignore[attr-defined]
 
@@ -343,14 +363,13 @@ def trains(error: BaseException) -> bool:
     if torch is None:
         return False
     frames = list(frames_of(error))
-    seen = [_values(frame) for frame in frames]
-    off = any(map(_turns_gradients_off, frames)) or any(
-        _is_mode(value, torch) for values in seen for value in values
-    )
+    # The exception has left the `with` blocks of the frames, so torch's present mode is not theirs.
+    seen = list(chain.from_iterable(map(_values, frames)))
+    off = any(map(_turns_gradients_off, frames)) or any(_is_mode(value, torch) for value in seen)
     recording = torch.is_grad_enabled() and not off
-    return any(map(_steps, frames)) or any(
-        _is_recorded(value, torch, recording=recording) for values in seen for value in values
-    )
+    if any(map(_steps, frames)):
+        return True
+    return any(_is_recorded(value, torch, recording=recording) for value in seen)
 
 
 @contextlib.contextmanager
@@ -359,6 +378,7 @@ def refusing_gradients(*, really: bool = True) -> Iterator[None]:
 
     It applies to the current thread only.
     """
+    # If torch is not loaded, no operation can record a gradient.
     torch = sys.modules.get("torch")
     if torch is None or not really:
         yield
@@ -375,9 +395,9 @@ def _values(frame: FrameType) -> list[Any]:
     """Return the values that a frame's code sees: locals, closures, and named globals of users."""
     values = list(locals_of(frame).values())
     if not _is_library(frame):
-        values += [
-            frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals
-        ]
+        for name in frame.f_code.co_names:
+            if name in frame.f_globals:
+                values.append(frame.f_globals[name])
     return values
 
 
@@ -400,7 +420,8 @@ def _is_recorded(value: Any, torch: Any, *, recording: bool) -> bool:
     if isinstance(value, torch.Tensor):
         return value.grad_fn is not None or (recording and bool(value.requires_grad))
     if not recording or not isinstance(value, torch.nn.Module) or not value.training:
-        return False  # a model in evaluation mode is assumed to run inference
+        # A model in evaluation mode is assumed to run inference.
+        return False
     return any(parameter.requires_grad for parameter in value.parameters())
 
 

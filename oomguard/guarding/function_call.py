@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import sys
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,15 +45,19 @@ class OriginalInputs:
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
         self.live_bytes = torch_memory.live_bytes()
         given = (*args, *(kwargs or {}).values())
-        self._held = [
-            (value, _held(value)) for value in given if isinstance(value, (dict, UserDict, list))
-        ]
-        columns = (
-            entry for _, held in self._held if isinstance(held, dict) for entry in held.values()
-        )
-        self._written = [
-            (value, _writes(value)) for value in (*given, *columns) if hasattr(value, "_version")
-        ]
+        self._held: list[tuple[Any, Any]] = []
+        values = list(given)
+        for value in given:
+            if isinstance(value, (dict, UserDict, list)):
+                held = _held(value)
+                self._held.append((value, held))
+                if isinstance(held, dict):
+                    values += held.values()
+        # A tensor is too large to copy, but torch counts the writes to it.
+        self._written: list[tuple[Any, int]] = []
+        for value in values:
+            if hasattr(value, "_version"):
+                self._written.append((value, _writes(value)))
 
     def put_back(self, values: Iterable[Any]) -> None:
         """Restore the contents of those values that are containers."""
@@ -69,15 +74,24 @@ class OriginalInputs:
             else:
                 columns = ()
             for one in (value, *columns):
-                if any(
-                    one is tensor and _writes(tensor) != writes for tensor, writes in self._written
-                ):
+                if self._is_written(one):
                     return f"the call that failed has written to the tensor in the argument {name}"
-            if name not in names and any(
-                value is c and not _is_same(_held(c), held) for c, held in self._held
-            ):
+            # Containers in `names` are restored before each part, so only the others matter.
+            if name not in names and self._is_changed(value):
                 return f"the call that failed has changed the argument {name}"
         return None
+
+    def _is_written(self, value: Any) -> bool:
+        for tensor, writes in self._written:
+            if value is tensor and _writes(tensor) != writes:
+                return True
+        return False
+
+    def _is_changed(self, value: Any) -> bool:
+        for container, held in self._held:
+            if value is container and not _is_same(_held(container), held):
+                return True
+        return False
 
 
 @dataclass(slots=True)
@@ -116,9 +130,10 @@ class InputWriteback:
 
         None if they can.
         """
-        returned = next((name for name, (given, _) in self.parts.items() if result is given), "")
+        # The part ran twice, because its result did not fit.
         if self.done > self.start:
-            return None  # the part ran twice, because its result did not fit
+            return None
+        returned = self._name_of(result)
         first = self.returned is None
         if not first and returned != self.returned:
             return "it returns what it was handed for some rows and not for others"
@@ -152,6 +167,13 @@ class InputWriteback:
         self.returned = returned
         self.done = self.start + rows
         return None
+
+    def _name_of(self, result: Any) -> str:
+        """Return the argument that a part returned; "" if its result is another object."""
+        for name, (given, _) in self.parts.items():
+            if result is given:
+                return name
+        return ""
 
     def done_to(self, arguments: Mapping[str, Any], result: Any) -> Any:
         """Apply the parts' changes to the caller's containers, and return the result.
@@ -189,9 +211,7 @@ def _is_same(now: Any, before: Any) -> bool:
     """Return whether two containers have the identical entries."""
     if isinstance(now, dict):
         return list(now) == list(before) and all(now[key] is before[key] for key in now)
-    return len(now) == len(before) and all(
-        one is other for one, other in zip(now, before, strict=True)
-    )
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _fill(container: Any, held: Any) -> None:
@@ -215,16 +235,17 @@ def _changes(given: Any, held: Any) -> Iterator[tuple[Any, Any]]:
                 given[key] is not before if is_dict else not given[key].equals(before)
             ):
                 yield key, given[key]
-        yield from (
-            (key, _MISSING) for key in (held if is_dict else held.columns) if key not in given
-        )
+        for key in held if is_dict else held.columns:
+            if key not in given:
+                yield key, _MISSING
 
 
 def _put(container: Any, key: Any, value: Any) -> None:
     if key is _ENTRIES:
         container[:] = value
     elif library(container) == "pandas":
-        container[key] = value.array  # by position, because row labels may repeat
+        # By position, because row labels may repeat.
+        container[key] = value.array
     else:
         container[key] = value
 
@@ -298,9 +319,8 @@ class RowsCall:
         """Read a call. Raises TypeError if the arguments do not fit the function."""
         bound = inspect.signature(function).bind(*args, **kwargs)
         handed_in = handed_in or OriginalInputs(args, kwargs)
-        handed_in.put_back(
-            bound.arguments.get(name) for name in names
-        )  # the call that failed may have begun to fill them
+        # The call that failed may have begun to fill them.
+        handed_in.put_back(map(bound.arguments.get, names))
         sizes: dict[str, int] = {}
         for name in names:
             value: Any = bound.arguments.get(name)
@@ -340,6 +360,7 @@ class RowsCall:
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the call on rows ``start`` to ``stop``."""
         arguments = dict(self.bound.arguments)
+        # The part before may have changed the containers that it got.
         self.handed_in.put_back(arguments[name] for name in self.names)
         given = {name: cut(arguments[name], start, stop) for name in self.names}
         self.filled.begin(start, given)
@@ -351,6 +372,7 @@ class RowsCall:
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Warn once if the function draws random numbers, which differ between parts and whole."""
         del start, stop
+        # One warning is enough, so later parts need no copy of the state.
         if self.is_warned:
             before = None
         else:
@@ -372,6 +394,7 @@ class RowsCall:
 
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why a part's result cannot be joined; None if it has one entry per row."""
+        # A tuple with as many fields as rows may be either, so the first part decides for all.
         if not self.records:
             self.records.append(is_record(part, rows))
         return why_not_rows(part, rows, is_known_record=self.records[0]) or self.filled.note(

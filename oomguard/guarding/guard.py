@@ -291,6 +291,7 @@ def pickled_state(guard: GuardState) -> dict[str, Any]:
         **_HAPPENED,
     }
     state = {**vars(guard), **happened, "recording": path, "known": guard.known.learned()}
+    # Python cannot pickle a lock.
     del state["_lock"]
     return state
 
@@ -370,6 +371,7 @@ class GuardState:
         self._lock = threading.Lock()
 
     def __enter__(self) -> GuardState:
+        # The first guard installs the watch, so importing oomguard changes no engine.
         if not watching:
             watch()
         if self.recording is not None and not disabled():
@@ -386,6 +388,7 @@ class GuardState:
     ) -> None:
         in_force.pop()
         guards = list(entered.get())
+        # A guard may be entered several times, so only its innermost entry goes.
         if self in guards:
             del guards[len(guards) - 1 - guards[::-1].index(self)]
             entered.set(tuple(guards))
@@ -412,6 +415,7 @@ class GuardState:
                 self.policy,
                 self.attempts if self._function is None else self._function.attempts,
             )
+        # A bug in oomguard must not replace the user's failure.
         except Exception:
             logger = get_plain_logger()
             logger.exception("the diagnosis failed")

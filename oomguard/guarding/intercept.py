@@ -120,8 +120,12 @@ class ObservedBlock:
         self._begins = begins
 
     def __enter__(self) -> tuple[CallObserver, ...]:
-        began = [without_mistake(begin) for begin in self._begins]
-        self._calls = tuple(call for call in began if call is not None)
+        began = []
+        for begin in self._begins:
+            call = without_mistake(begin)
+            if call is not None:
+                began.append(call)
+        self._calls = tuple(began)
         return self._calls
 
     def __exit__(
@@ -141,14 +145,13 @@ class ObservedCall:
 
     def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
         call_size = NO_SIZE
-        with contextlib.suppress(Exception):  # the call itself will reject such arguments
+        # The call itself will reject arguments that cannot be read.
+        with contextlib.suppress(Exception):
             call_size = size()
-        self._block = ObservedBlock(
-            *(
-                functools.partial(observer.began, what, model, call_size)
-                for observer in looking_on()
-            )
-        )
+        begins = []
+        for observer in looking_on():
+            begins.append(functools.partial(observer.began, what, model, call_size))
+        self._block = ObservedBlock(*begins)
 
     def __enter__(self) -> None:
         self._token: Token[tuple[CallObserver, ...] | None] = observed_calls.set(
@@ -373,6 +376,7 @@ def watch() -> None:
     if watching or disabled():
         return
     with _installing:
+        # Another thread may have installed it while this one waited for the lock.
         if not watching:
             from oomguard.engines.registry import watch_starts
 
@@ -415,6 +419,7 @@ def _watched(
         read_or_none(read, model, args, kwargs)
     ):
         return wrapped(*args, **kwargs)
+    # Calls inside this one are parts of it, so they are not watched on their own.
     token = inside_call.set(True)
     is_outer = concurrency.begin(model)
     try:
@@ -481,6 +486,7 @@ def _whole(
 
     began_s = time.monotonic()
     with torch_memory.MemoryPeak() as peak:
+        # A failed call may have changed its cache, so the state before it is recorded first.
         read, unread = run_guarded(with_recorded_state, (read, model, args, kwargs), {})
         result, error = run_guarded(wrapped, args, kwargs)
     if unread is not None or (error is not None and not is_memory_failure(error)):
@@ -494,7 +500,8 @@ def _whole(
     if call is None:
         return result, error
     if error is not None:
-        failed, error = [error], None  # a local that names its own exception is a cycle
+        # A local that names its own exception is a cycle, which would keep the frames alive.
+        failed, error = [error], None
         return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
     attempt = Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured)
     owner.record(attempt, is_healthy=True)
@@ -515,7 +522,8 @@ def _watched_often(
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if not guards and not in_force:
-        return wrapped(*args, **kwargs)  # the path of every call outside a guard
+        # Every call outside a guard comes here, so it does nothing else.
+        return wrapped(*args, **kwargs)
     if not guards or inside_call.get() or disabled():
         return _watched(read, wrapped, model, args, kwargs)
     from oomguard.guarding import concurrency

@@ -91,10 +91,15 @@ def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] 
     It may not if the parts may have changed an object of the user. ``puts_back`` are the arguments
     that the call itself restores.
     """
-    if any(arguments.get(name) is not None for name in _FILLED if name not in puts_back):
-        return False
-    own = [entry for name in _LISTS for entry in _entries(arguments.get(name))]
-    return all(type(entry).__module__.partition(".")[0] == "transformers" for entry in own)
+    for name in _FILLED:
+        if name not in puts_back and arguments.get(name) is not None:
+            return False
+    # A processor or criterion of the user's own may count its calls; transformers' own do not.
+    for name in _LISTS:
+        for entry in _entries(arguments.get(name)):
+            if type(entry).__module__.partition(".")[0] != "transformers":
+                return False
+    return True
 
 
 def _entries(value: Any) -> list[Any]:
@@ -128,6 +133,7 @@ def leave_in(error: BaseException, partial: Partial | None, why_whole: str | Non
 
 def keep_in(error: BaseException, partial: Partial) -> None:
     """Set an exception's ``partial`` to the finished rows, unless it has such an attribute."""
+    # An exception of the user may have an attribute of this name, or accept none.
     if not hasattr(error, "partial"):
         with contextlib.suppress(AttributeError, TypeError):
             error.partial = partial  # type: ignore[attr-defined]
@@ -147,6 +153,7 @@ _PARKED_SHARE: Final = 16
 
 def make_room(error: BaseException, gathered: OutputCollector, call: WatchedCall) -> bool:
     """Move results to the host, or wait for other calls; return whether the call may run again."""
+    # Moving results takes less time than waiting for the calls of other threads.
     return _move_results(error, gathered) or (
         call.not_splittable is None and concurrency.have_ended(error, call.model)
     )
@@ -162,11 +169,10 @@ def _move_results(error: BaseException, gathered: OutputCollector) -> bool:
     if failure is None or (own + earlier) * _PARKED_SHARE < (failure.number("tried_bytes") or 0):
         return False
     clear(error)
-    failed = [
-        run_guarded(move, (), {})[1]
-        for move, size in ((gathered.park, own), (move_results, earlier))
-        if size
-    ]
+    failed = []
+    for move, size in ((gathered.park, own), (move_results, earlier)):
+        if size:
+            failed.append(run_guarded(move, (), {})[1])
     torch_memory.release()
     if earlier and not any(failed):
         get_logger().warning("moved results of earlier batches to the host", size_bytes=earlier)
@@ -232,6 +238,7 @@ class RowMeasurements:
             self._limit_rows = limit
         else:
             self._limit_rows = min(self._limit_rows, limit)
+        # They said that these rows fit, so they are wrong.
         self._taken_bytes.clear()
         self.most_rows = 0
         self.row_bytes = 0.0
@@ -250,6 +257,7 @@ class RowMeasurements:
             slope *= 1 + _ONE_ROW_MARGIN_RATIO
         elif not smaller:
             slope *= 1 + _ONE_PART_MARGIN_RATIO
+        # The parts share a fixed cost, such as a mask, which the slope between two leaves out.
         if smaller and smaller[0][1] < taken:
             slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
         found = rows + int((room_bytes - taken) // max(1.0, slope))
@@ -311,11 +319,11 @@ class ChangedCall:
     @property
     def lasting(self) -> dict[str, FactValue]:
         """The changes with which later calls may begin: those that keep outputs the same."""
-        return {
-            name: v
-            for name, v in self.settings.items()
-            if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING
-        }
+        preserving = {}
+        for name, v in self.settings.items():
+            if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING:
+                preserving[name] = v
+        return preserving
 
     def variants(self) -> dict[str, Variant]:
         """Return the possible variants; empty if the prompt's length is unknown."""
@@ -452,7 +460,8 @@ class MicroBatchRun:
         self._size = self._begun = self._owner.known.begin(self._call, free)
         self._ledger.settings["batch_size"] = self._size
         if self._size < self._rows:
-            self._gathered.park()  # the known size was measured without results on the device
+            # The known size was measured without results on the device.
+            self._gathered.park()
         for name, value in self._owner.known.varied(self._call).items():
             self._changed.change(name, value)
         if free is None:
@@ -511,7 +520,8 @@ class MicroBatchRun:
                 if self._owner.known:
                     self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
                 return None
-            around = self._call.around(0, self._rows)  # repeat the failed call's random draws
+            # Repeat the failed call's random draws.
+            around = self._call.around(0, self._rows)
         return error
 
     def _run_changed(self) -> BaseException | None:
@@ -527,7 +537,8 @@ class MicroBatchRun:
             why = self._call.problem(self._whole, self._rows)
         if why is None:
             self._whole = self._call.completed(self._whole, 0, self._rows)
-            self._gathered = OutputCollector(self._rows)  # the whole result includes its rows
+            # The whole result includes its rows.
+            self._gathered = OutputCollector(self._rows)
             return None
         self._ledger.forget(self._changed.take_back(why))
         self._generators.put_back()
@@ -570,6 +581,7 @@ class MicroBatchRun:
                 continue
             if error is not None:
                 return self._failed_in_part(error, stop)
+            # Another thread's memory would count as this part's.
             if ran_beside_others or concurrency.others_run():
                 before = peak = None
             self._measured.add(rows, before, peak)
@@ -586,7 +598,8 @@ class MicroBatchRun:
             self._measured.failed(stop - self._next_row)
             return error
         if self._first_error is None and stop - self._next_row >= self._begun:
-            return error  # earlier calls ran in parts of this size
+            # Earlier calls ran in parts of this size.
+            return error
         self._part_error = type(error).__name__
         forget(error)
         return self._as_it_was_made(
@@ -703,7 +716,8 @@ class MicroBatchRun:
             self._size = patch.new
         elif patch.new is not None:
             self._changed.change(patch.setting, patch.new)
-            if patch.effect > Effect.OUTPUT_PRESERVING:  # all rows must get the same change
+            # All rows must get the same change.
+            if patch.effect > Effect.OUTPUT_PRESERVING:
                 self._gathered = OutputCollector.of(self._changed.made)
                 self._next_row = 0
         log_patch(patch, self._incident.kind if self._incident else None, self._next_row)
@@ -808,6 +822,7 @@ def in_parts(
             ended: Outcome = outcome
             return ended
     report_mistake(mistake, first)
+    # If the call has run, its own failure is the outcome; otherwise it runs now as without a guard.
     if generators is None:
         return None, first
     owner.known.forget(call)

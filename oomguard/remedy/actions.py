@@ -50,23 +50,24 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
         if actions:
             break
     named = {action.id for action in actions}
-    rest = (patch for name, patch in _open_patches(incident).items() if name not in named)
-    more = (
-        _offered(_name(patch), _direction(patch, incident.kind), patch, incident, table)
-        for patch in rest
-    )
-    plan = (
-        patch
-        for patch in incident.plan
-        if patch.new is None
-        or not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident)
-    )
-    alternatives = (
-        other for other in incident.alternatives if not _is_no_help(other, incident, table)
-    )
+    for name, patch in _open_patches(incident).items():
+        if name not in named:
+            direction = _direction(patch, incident.kind)
+            offer = _offered(name, direction, patch, incident, table)
+            if offer is not None:
+                actions.append(offer)
+    plan = []
+    for patch in incident.plan:
+        direction = _direction(patch, incident.kind)
+        if patch.new is None or not table.is_harmful(patch.setting, direction, incident):
+            plan.append(patch)
+    alternatives = []
+    for other in incident.alternatives:
+        if not _is_no_help(other, incident, table):
+            alternatives.append(other)
     return replace(
         incident,
-        actions=(*actions, *(one for one in more if one is not None)),
+        actions=tuple(actions),
         plan=tuple(plan),
         alternatives=tuple(alternatives),
     )
@@ -83,7 +84,11 @@ def _is_no_help(other: Alternative, incident: Incident, table: ActionTable) -> b
 
 def _open_patches(incident: Incident) -> dict[str, Patch]:
     """Return the patches that the user has not ruled out, by the name of their action."""
-    return {_name(patch): patch for patch in incident.plan if not is_out_of_question(patch)}
+    patches = {}
+    for patch in incident.plan:
+        if not is_out_of_question(patch):
+            patches[_name(patch)] = patch
+    return patches
 
 
 def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
@@ -121,27 +126,34 @@ def _with_sure(actions: list[Action], incident: Incident, table: ActionTable) ->
         rule = incident.causes[0].rule
     else:
         rule = ""
-    own = [
-        patch
-        for patch in _open_patches(incident).values()
-        if patch.new is not None and patch.rule == rule
-    ]
-    offers = (
-        _offered(_name(patch), _direction(patch, incident.kind), patch, incident, table)
-        for patch in own
-        if not _does_nothing(patch.setting, None, incident, table)
-    )
-    sure = {one.id: one for one in offers if one is not None}
-    at = next((place for place, one in enumerate(actions) if one.id in SETTINGS), len(actions))
-    return [*actions[:at], *sure.values(), *(one for one in actions[at:] if one.id not in sure)]
+    sure = {}
+    for name, patch in _open_patches(incident).items():
+        if patch.new is None or patch.rule != rule:
+            continue
+        if _does_nothing(patch.setting, None, incident, table):
+            continue
+        offer = _offered(name, _direction(patch, incident.kind), patch, incident, table)
+        if offer is not None:
+            sure[offer.id] = offer
+    at = len(actions)
+    for place, one in enumerate(actions):
+        if one.id in SETTINGS:
+            at = place
+            break
+    in_order = [*actions[:at], *sure.values()]
+    for one in actions[at:]:
+        if one.id not in sure:
+            in_order.append(one)
+    return in_order
 
 
 def _solved_first(actions: list[Action]) -> list[Action]:
     """Put settings with a value before those without; other actions keep their positions."""
-    settings = sorted(
-        (one for one in actions if one.id in SETTINGS), key=lambda one: one.new is None
-    )
-    in_order = iter(settings)
+    settings = []
+    for one in actions:
+        if one.id in SETTINGS:
+            settings.append(one)
+    in_order = iter(sorted(settings, key=lambda one: one.new is None))
     return [next(in_order) if one.id in SETTINGS else one for one in actions]
 
 
@@ -190,10 +202,10 @@ def _action(
         new = None
     wording = table.wording(name, direction, incident)
     values = {"from": old, "to": new}
-    facts = {
-        **incident.facts,
-        **{key: Fact(key, _text(name, v)) for key, v in values.items() if v is not None},
-    }
+    facts = dict(incident.facts)
+    for key, value in values.items():
+        if value is not None:
+            facts[key] = Fact(key, _text(name, value))
     titles, whys, commands = (
         (wording.titles, wording.whys, wording.commands) if wording else ((), (), ())
     )
@@ -427,9 +439,12 @@ def action_why(action: Action) -> str:
 def ruled_out_changes(incident: Incident) -> list[str]:
     """Return helpful changes that the user ruled out, each with the reason."""
     offered = {action.id for action in incident.actions}
-    return [
-        f"{patch.setting}{'' if patch.new is None else f' {amount(patch.setting, patch.new)}'}: "
-        f"{patch.blocked_by}"
-        for patch in incident.plan
-        if patch.blocked_by and patch.setting not in offered and is_out_of_question(patch)
-    ]
+    changes = []
+    for patch in incident.plan:
+        if not patch.blocked_by or patch.setting in offered or not is_out_of_question(patch):
+            continue
+        change = patch.setting
+        if patch.new is not None:
+            change += f" {amount(patch.setting, patch.new)}"
+        changes.append(f"{change}: {patch.blocked_by}")
+    return changes

@@ -313,7 +313,10 @@ def _without_figures(call: CallModel, incident: Incident) -> Solution:
         "baseline_bytes": call.base_bytes,
         "device_total_bytes": incident.number("device_total_bytes"),
     }
-    missing = [name for name, value in known.items() if not value]
+    missing = []
+    for name, value in known.items():
+        if not value:
+            missing.append(name)
     why = f"not known: {', '.join(map(in_words, missing))}"
     if call.attempts_left and call.rows > 1:
         return _fewer(call.rows, call.attempts_left, why)

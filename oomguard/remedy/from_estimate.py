@@ -97,20 +97,18 @@ class StartModel:
         reason = _reason(found.budget)
         predicts = _predicts(found.budget)
         version = incident.framework_version
-        patches = [
-            start_patch(
-                name,
-                None if assumed(name, incident) else old,
-                new,
-                reason,
-                predicts,
-                version=version,
-            )
-            for name, old, new in found.changed
-        ]
-        together = [
-            _with(patch, [p.setting for p in patches if p is not patch]) for patch in patches
-        ]
+        patches = []
+        for name, old, new in found.changed:
+            # A value that is only assumed is not shown as the present one.
+            if assumed(name, incident):
+                shown = None
+            else:
+                shown = old
+            patches.append(start_patch(name, shown, new, reason, predicts, version=version))
+        together = []
+        for number, patch in enumerate(patches):
+            others = [*patches[:number], *patches[number + 1 :]]
+            together.append(_with(patch, [other.setting for other in others]))
         return grouped(together, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
@@ -239,10 +237,9 @@ class KvModel:
             f"one request of {changes['max_model_len'][1]} tokens fits, exact to the block by the "
             "model's configuration"
         )
-        patches = [
-            start_patch(name, old, new, reason, version=incident.framework_version)
-            for name, (old, new) in changes.items()
-        ]
+        patches = []
+        for name, (old, new) in changes.items():
+            patches.append(start_patch(name, old, new, reason, version=incident.framework_version))
         return grouped(patches, incident, policy)
 
     def _together(self, incident: Incident) -> Iterator[tuple[str, tuple[int | None, int]]]:
@@ -353,11 +350,7 @@ class AllocationModel:
 
     def _default(self, setting: str) -> int | None:
         """Return the engine's own value of a setting that the user did not set; None if unknown."""
-        followed = {
-            name
-            for names in self.failed.named.product.allocation.follows.values()
-            for name in names
-        }
+        followed = set().union(*self.failed.named.product.allocation.follows.values())
         start = self.failed.start
         if start is None or setting not in followed:
             return None
@@ -380,9 +373,8 @@ class AllocationModel:
         product = self.failed.named.product
         room = self._room(incident)
         lever = product.allocation.levers.get(_STEP)
-        step, rows = (
-            value_in_force(name, incident.settings, incident.facts) for name in (_STEP, _ROWS)
-        )
+        step = value_in_force(_STEP, incident.settings, incident.facts)
+        rows = value_in_force(_ROWS, incident.settings, incident.facts)
         if lever is None or room is None or step is None or rows is None:
             return ()
         now = int(step[0])
@@ -402,10 +394,9 @@ class AllocationModel:
             "needs a token for every request"
         )
         version = incident.framework_version
-        patches = [
-            start_patch(name, old, tokens, reason, version=version)
-            for name, old in ((_STEP, now), (_ROWS, most))
-        ]
+        patches = []
+        for name, old in ((_STEP, now), (_ROWS, most)):
+            patches.append(start_patch(name, old, tokens, reason, version=version))
         return grouped(patches, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
@@ -424,10 +415,11 @@ class AllocationModel:
         """Return the largest smaller value that the engine accepts and that fits, or None."""
         if "values" not in lever:
             return self._largest(setting, now, self._least(setting, lever), lever["step"], room)
-        smaller = (value for value in lever["values"] if value < now)
-        return max(
-            (value for value in smaller if self._taken(setting, value, now) <= room), default=None
-        )
+        fitting = []
+        for value in lever["values"]:
+            if value < now and self._taken(setting, value, now) <= room:
+                fitting.append(value)
+        return max(fitting, default=None)
 
     def _largest(self, setting: str, now: int, least: int, step: int, room: float) -> int | None:
         """Return the largest smaller multiple of ``step`` that fits; None without one."""
@@ -532,17 +524,18 @@ class AllocationModel:
         settings = start.settings
         if settings.device == "cpu" or settings.kv_cache_memory_bytes is not None:
             return need
-        peaks = [
-            peak_activation(
-                start.model.shape,
-                settings.version,
-                rows=settings.max_num_seqs or 0,
-                step_tokens=tokens,
-                tensor_parallel_size=settings.tensor_parallel_size,
-                eager=settings.enforce_eager or is_first_engine(settings),
-            ).bytes
-            for tokens in (now, value)
-        ]
+        peaks = []
+        for tokens in (now, value):
+            peaks.append(
+                peak_activation(
+                    start.model.shape,
+                    settings.version,
+                    rows=settings.max_num_seqs or 0,
+                    step_tokens=tokens,
+                    tensor_parallel_size=settings.tensor_parallel_size,
+                    eager=settings.enforce_eager or is_first_engine(settings),
+                ).bytes
+            )
         return need + max(0, peaks[0] - peaks[1])
 
     def _useful(self, setting: str, incident: Incident) -> int | None:
@@ -684,15 +677,19 @@ def failure_model(incident: Incident, model: str | None = None) -> FailureModel 
     cache = kv_of(incident, model)
     allocation = failed_allocation(incident, model)
     if cache is not None and _is_laid_out_otherwise(cache, incident):
-        cache = start = None  # the engine's printed values count
+        # The engine's printed values count.
+        cache = start = None
     found = (
         None if allocation is None else AllocationModel(allocation),
         None if cache is None else KvModel(cache),
         start,
     )
-    models = tuple(one for one in found if one is not None)
+    models = []
+    for one in found:
+        if one is not None:
+            models.append(one)
     if models:
-        return ModelChain(models)
+        return ModelChain(tuple(models))
     return None
 
 
@@ -701,8 +698,6 @@ def _is_laid_out_otherwise(cache: ExactKv, incident: Incident) -> bool:
 
     If bytes or blocks were set, nothing else explains a difference.
     """
-    is_set = any(
-        incident.number(name) is not None
-        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override")
-    )
+    has_bytes = incident.number("kv_cache_memory_bytes") is not None
+    is_set = has_bytes or incident.number("num_gpu_blocks_override") is not None
     return is_set and contradiction_of(cache, incident) is not None

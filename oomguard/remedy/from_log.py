@@ -182,17 +182,18 @@ def _against_share(value: float, incident: Incident, *, by_model: bool) -> Contr
     return None
 
 
+# The facts that may hold the present size of the KV cache; engines print different ones.
+_KV_BYTES: Final = (
+    "kv_cache_memory_bytes",
+    "kv_cache_pool_bytes",
+    "kv_cache_available_bytes",
+    "kv_cache_requested_bytes",
+)
+
+
 def _against_kv_bytes(value: float, incident: Incident) -> Contradiction | None:
     """Return what contradicts a larger KV cache; a smaller one than the present always fits."""
-    has = max(
-        incident.number(name) or 0.0
-        for name in (
-            "kv_cache_memory_bytes",
-            "kv_cache_pool_bytes",
-            "kv_cache_available_bytes",
-            "kv_cache_requested_bytes",
-        )
-    )
+    has = max(incident.number(name) or 0.0 for name in _KV_BYTES)
     if value <= has or "on_cpu" in incident.facts:
         return None
     room = _room_for_kv(incident, has)
@@ -234,8 +235,8 @@ def _room_for_kv(incident: Incident, has: float) -> float | None:
 
 def _against_length(value: float, incident: Incident) -> Contradiction | None:
     """Return what contradicts a length: longer requests of the command itself."""
-    parts = [incident.number("asked_input_tokens"), incident.number("asked_output_tokens")]
-    asked = sum(part for part in parts if part is not None)
+    asked = incident.number("asked_input_tokens") or 0
+    asked += incident.number("asked_output_tokens") or 0
     old = incident.number("max_model_len_tokens")
     if value < asked and (old is None or asked <= old):
         return Contradiction(
@@ -594,7 +595,10 @@ def _known(incident: Incident) -> Mapping[str, Any]:
     """Return the failed engine's table; without an engine, that of one with such a share."""
     if incident.framework in engines():
         return table_of(incident.framework, _TABLE)
-    return next((table for engine in engines() if (table := table_of(engine, _TABLE))), {})
+    for engine in engines():
+        if table := table_of(engine, _TABLE):
+            return table
+    return {}
 
 
 def own_share_ratio(incident: Incident) -> float | None:
@@ -606,7 +610,10 @@ def own_share_ratio(incident: Incident) -> float | None:
     if total:
         return max(0.0, 1 - kept_bytes(incident, total) / total)
     ranks = incident.number("tensor_parallel_size") or 1
-    return next((float(row["share"]) for row in known["by_ranks"] if ranks >= row["ranks"]), None)
+    for row in known["by_ranks"]:
+        if ranks >= row["ranks"]:
+            return float(row["share"])
+    return None
 
 
 def kept_bytes(incident: Incident, total_bytes: float) -> float:
@@ -614,9 +621,11 @@ def kept_bytes(incident: Incident, total_bytes: float) -> float:
     known = _known(incident)
     if not known:
         return 0.0
-    size = next(
-        (row for row in known["by_size"] if total_bytes < row["below_bytes"]), known["by_size"][-1]
-    )
+    size = known["by_size"][-1]
+    for row in known["by_size"]:
+        if total_bytes < row["below_bytes"]:
+            size = row
+            break
     ranks = incident.number("tensor_parallel_size") or 1
     tokens = max(
         incident.number("max_num_batched_tokens") or size["step_tokens"], known["least_step_tokens"]
@@ -695,6 +704,14 @@ _OF_VLLM_LOGPROBS: Final = 2
 _OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
 
 
+def _not_printed(figures: Mapping[str, float | None]) -> tuple[str, ...]:
+    missing = []
+    for name, number in figures.items():
+        if number is None:
+            missing.append(f"{name}: not printed")
+    return tuple(missing)
+
+
 def step_tokens_for_tried(incident: Incident) -> Solution:
     """Limit prefill tokens per step so that the tensor fits: tokens x free / tried x 0.9."""
     limit = incident.number("max_num_batched_tokens")
@@ -707,11 +724,9 @@ def step_tokens_for_tried(incident: Incident) -> Solution:
         return Solution(None, f"{lever}; by how much is not known ({missing})", unknown=(missing,))
     if "multimodal_frames" in incident.facts:
         return Solution(None, "an encoder reads an image at once, so the step size does not matter")
-    tokens = min((number for number in (limit, ran) if number), default=None)
+    tokens = min(filter(None, (limit, ran)), default=None)
     figures = {"how many tokens were in the step": tokens, "tried": tried, "device free": free}
-    missing_names = tuple(
-        f"{name}: not printed" for name, number in figures.items() if number is None
-    )
+    missing_names = _not_printed(figures)
     if not tokens or not tried or free is None:
         return Solution(
             None,
@@ -763,10 +778,9 @@ Solver = Callable[[Incident], Solution]
 
 def printed_estimate(incident: Incident) -> Solution:
     """Take ``max_model_len`` from the engine's estimate, capacity, or available KV memory."""
-    length, needed, left = (
-        incident.number(n)
-        for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes")
-    )
+    length = incident.number("max_model_len_tokens")
+    needed = incident.number("kv_cache_needed_bytes")
+    left = incident.number("kv_cache_available_bytes")
     estimate = incident.number("estimated_max_model_len_tokens")
     capacity = incident.number("kv_cache_capacity_tokens")
     if length is None:
@@ -1079,7 +1093,10 @@ def rows_that_fit(incident: Incident) -> Solution:
     solution names what is missing.
     """
     needed = ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes")
-    missing = [name for name in needed if name not in incident.facts]
+    missing = []
+    for name in needed:
+        if name not in incident.facts:
+            missing.append(name)
     if missing:
         why = not_shown(missing)
     else:
@@ -1159,16 +1176,16 @@ def lacking_beside(incident: Incident, fact: str, setting: str) -> tuple[float, 
         fact: the fact with the present size or share of the pool.
         setting: the name for that fact if it is missing.
     """
-    total, tried, free = (
-        incident.number(n) for n in ("device_total_bytes", "tried_bytes", "device_free_bytes")
-    )
+    total = incident.number("device_total_bytes")
+    tried = incident.number("tried_bytes")
+    free = incident.number("device_free_bytes")
     figures = {
         setting: incident.number(fact),
         "device total": total or None,
         "tried": tried,
         "device free": free,
     }
-    missing = tuple(f"{name}: not printed" for name, value in figures.items() if value is None)
+    missing = _not_printed(figures)
     if not total or tried is None or free is None:
         return 0.0, missing
     return max(0.0, _still_wanted(incident, tried) - free) + others_margin_ratio() * total, missing
@@ -1238,9 +1255,10 @@ def static_share_for_tried(incident: Incident) -> Solution:
     if of_graphs is not None:
         total = total or incident.number("initial_free_bytes")
         lacking = max(lacking, of_graphs + others_margin_ratio() * (total or 0.0))
-        missing = tuple(
-            name for name in missing if name.startswith("mem_fraction_static") or not total
-        )
+        # The captured graphs show what is lacking, so the failed allocation's figures are not
+        # needed.
+        if total:
+            missing = tuple(filter(_is_of_static_share, missing))
     if share is not None:
         seen = None
     else:
@@ -1288,11 +1306,15 @@ def static_share_for_tried(incident: Incident) -> Solution:
     )
 
 
+def _is_of_static_share(missing: str) -> bool:
+    return missing.startswith("mem_fraction_static")
+
+
 def _lacking_for_graphs(incident: Incident) -> float | None:
     """Return the most that the remaining graphs need, from those captured; None if not counted."""
-    done, wanted, free = (
-        incident.number(name) for name in ("graphs_captured", "graphs_wanted", "graphs_free_bytes")
-    )
+    done = incident.number("graphs_captured")
+    wanted = incident.number("graphs_wanted")
+    free = incident.number("graphs_free_bytes")
     if (
         incident.phase != "cudagraph_capture"
         or not done

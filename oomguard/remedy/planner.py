@@ -98,7 +98,7 @@ def plan(
                 continue
             patches[patch.setting] = patch
     _take_what_is_left(patches, instead, alternatives)
-    applicable = [patch for patch in patches.values() if patch.applicable]
+    applicable = list(filter(_is_applicable, patches.values()))
     if model is not None and not applicable:
         _add_modelled(incident, model, policy, tried, patches, alternatives)
     elif model is not None and all(patch.effect > Effect.OUTPUT_PRESERVING for patch in applicable):
@@ -114,14 +114,24 @@ def plan(
     )
 
 
+def _is_applicable(patch: Patch) -> bool:
+    return patch.applicable
+
+
 def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, ...]:
     """Return the patches in the plan's order: certain causes, then applicable ones, then cost."""
-    shown = (
-        replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p
-        for p in patches
-    )
+    shown = []
+    for patch in patches:
+        # The user ruled it out, so there is no text to paste.
+        if is_out_of_question(patch):
+            shown.append(replace(patch, as_flag=None, as_kwarg=None, as_env=None))
+        else:
+            shown.append(patch)
     ranks = {cause.rule: rank for rank, cause in enumerate(causes)}
-    weak = {cause.rule for cause in causes if cause.confidence < causes[0].confidence - MUCH_SURER}
+    weak = set()
+    for cause in causes:
+        if cause.confidence < causes[0].confidence - MUCH_SURER:
+            weak.add(cause.rule)
 
     def key(patch: Patch) -> tuple[bool, bool, bool, int, Effect]:
         # Unsolved patches cost nothing yet, so the most certain cause's come first.
@@ -199,10 +209,10 @@ def _keep_more(
 
 def _keeps_more(together: Iterable[Patch], patches: Mapping[str, Patch]) -> bool:
     """Return whether a group keeps more of a setting than the single patch for it."""
-    return any(
-        patch.setting in patches and _exceeds(patch.new, patches[patch.setting].new)
-        for patch in together
-    )
+    for patch in together:
+        if patch.setting in patches and _exceeds(patch.new, patches[patch.setting].new):
+            return True
+    return False
 
 
 def _exceeds(one: FactValue | None, other: FactValue | None) -> bool:
@@ -228,7 +238,10 @@ def _solve(
 
     It may be unknown what the user set; any other missing fact leaves the value unsolved.
     """
-    needed = [name for name in missing if not name.endswith("_set")]
+    needed = []
+    for name in missing:
+        if not name.endswith("_set"):
+            needed.append(name)
     if needed:
         return Solution(None, not_shown(needed), unknown=tuple(f"{n}: not known" for n in needed))
     if fix.value is not None:
@@ -331,14 +344,18 @@ def next_patches(
         carries: returns whether a setting of the next attempt can be changed.
         tried: (setting, value) pairs that failed; no group with one of them is returned.
     """
+
+    def may_apply(patch: Patch) -> bool:
+        if not patch.applicable or not carries(patch.setting):
+            return False
+        return (patch.setting, patch.new) not in tried
+
     for patch in incident.plan:
-        group = [
-            p
-            for p in incident.plan
-            if p is patch or (patch.group is not None and p.group == patch.group)
-        ]
-        if all(
-            p.applicable and carries(p.setting) and (p.setting, p.new) not in tried for p in group
-        ):
+        group = []
+        for other in incident.plan:
+            if other is patch or (patch.group is not None and other.group == patch.group):
+                group.append(other)
+        # A group is solved for all its changes at once, so one of them alone may not fit.
+        if all(may_apply(other) for other in group):
             return tuple(group)
     return ()

@@ -279,9 +279,11 @@ def assumed(name: str, incident: Incident) -> str | None:
 
 def grouped(patches: Sequence[Patch], incident: Incident, policy: Policy) -> tuple[Patch, ...]:
     """Return patches as one group, in which one blocked patch blocks all."""
-    blocked = next(
-        (why for patch in patches if (why := why_blocked(patch, incident, policy))), None
-    )
+    blocked = None
+    for patch in patches:
+        blocked = why_blocked(patch, incident, policy)
+        if blocked:
+            break
     if len(patches) > 1:
         group = _ONE_GROUP
     else:

@@ -79,7 +79,11 @@ def as_sentence(entry: str) -> str:
 
 def as_sentences(entries: Iterable[str]) -> tuple[str, ...]:
     """Return the entries as distinct sentences, without those that no log can show."""
-    return tuple(dict.fromkeys(as_sentence(entry) for entry in entries if entry != _OUTSIDE))
+    sentences = []
+    for entry in entries:
+        if entry != _OUTSIDE:
+            sentences.append(as_sentence(entry))
+    return tuple(dict.fromkeys(sentences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +137,26 @@ class ModelChain:
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
         """Return the first solved value of a setting, or the first reason for none."""
-        found = [
-            solution
-            for model in self.models
-            if (solution := model.solve(setting, incident)) is not None
-        ]
-        return next(
-            (solution for solution in found if solution.value is not None), next(iter(found), None)
-        )
+        first = None
+        for model in self.models:
+            solution = model.solve(setting, incident)
+            if solution is not None and solution.value is not None:
+                return solution
+            # Without any value, the first model's reason is the closest to the failure.
+            first = first or solution
+        return first
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return the first group of patches."""
-        groups = (model.solve_together(incident, policy) for model in self.models)
-        return next((group for group in groups if group), ())
+        for model in self.models:
+            group = model.solve_together(incident, policy)
+            if group:
+                return group
+        return ()
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
         """Return what else each model would make fit."""
-        return tuple(other for model in self.models for other in model.smallest_that_fits(incident))
+        others: list[Alternative] = []
+        for model in self.models:
+            others += model.smallest_that_fits(incident)
+        return tuple(others)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
@@ -19,6 +20,7 @@ from oomguard.rules.signature import (
     LazyPattern,
     Quotation,
     Signature,
+    Wording,
     check_versions,
     compile_pattern,
     read_quotations,
@@ -584,16 +586,19 @@ ENGINE_ENDS: Final = (
 )  # fmt: skip
 
 
-class RuleSet(NamedTuple):
+# It is compared by identity, because a comparison of all its rules would be slow.
+@dataclass(frozen=True, eq=False)
+class RuleSet:
     """Hold all signatures and rules."""
 
     signatures: tuple[Signature, ...]
     rules: tuple[Rule, ...]
     quotations: tuple[Quotation, ...] = ()
     missing: tuple[MissingRow, ...] = ()
-    actions: ActionTable = ActionTable()
+    actions: ActionTable = field(default_factory=ActionTable)
 
-    @property
+    # Every scanner reads the anchors, and a guarded failure makes several scanners.
+    @functools.cached_property
     def anchors(self) -> tuple[str, ...]:
         """Return all anchors, sorted and unique.
 
@@ -604,6 +609,17 @@ class RuleSet(NamedTuple):
             for wording in signature.wordings:
                 own.add(wording.anchor)
         return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
+
+    @functools.cached_property
+    def wordings_by_anchor(self) -> Mapping[str, list[tuple[int, tuple[Signature, Wording]]]]:
+        """Return the wordings of each anchor, with their numbers in the order of the files."""
+        found: dict[str, list[tuple[int, tuple[Signature, Wording]]]] = {}
+        number = 0
+        for signature in self.signatures:
+            for wording in signature.wordings:
+                found.setdefault(wording.anchor, []).append((number, (signature, wording)))
+                number += 1
+        return found
 
     def rule(self, code: str) -> Rule:
         """Return the rule with this code; raises KeyError for an unknown one."""

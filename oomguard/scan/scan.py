@@ -668,14 +668,7 @@ class Scanner:
         unrecognized: bool = False,
     ) -> None:
         self._rules = rules
-        # In the order of the files.
-        self._anchors: dict[str, list[tuple[int, Candidate]]] = {}
-        number = 0
-        for signature in rules.signatures:
-            for wording in signature.wordings:
-                rows = self._anchors.setdefault(wording.anchor, [])
-                rows.append((number, (signature, wording)))
-                number += 1
+        self._anchors = rules.wordings_by_anchor
         self._inside = anchor_index(rules.anchors).inside
         self._quotations = rules.quotations
         self._streams: dict[tuple[str, str | None], _Stream] = {}

@@ -39,12 +39,13 @@ def join_row_state(
         rows_left: the number of rows after it.
     """
     yield
-    kept[start] = [
-        (module, name, value)
-        for module in model.modules()
-        for name in _NAMES
-        if getattr(value := getattr(module, name, None), "ndim", 0) > 0
-    ]
+    left = []
+    for module in model.modules():
+        for name in _NAMES:
+            value = getattr(module, name, None)
+            if getattr(value, "ndim", 0) > 0:
+                left.append((module, name, value))
+    kept[start] = left
     if rows_left == 0 and len(kept) > 1:
         import torch
 
@@ -118,10 +119,12 @@ def _config(model: Any) -> Any:
 def _plain_layers(cache: Any) -> list[Any] | None:
     """Return the layers of a cache that only grows; None for any other cache."""
     layers = getattr(cache, "layers", None)
-    if not isinstance(layers, list) or any(
-        type(layer).__name__ != "DynamicLayer" for layer in layers
-    ):
+    if not isinstance(layers, list):
         return None
+    for layer in layers:
+        # A subclass may drop old tokens, such as a sliding window, so only the class itself counts.
+        if type(layer).__name__ != "DynamicLayer":
+            return None
     return layers
 
 
@@ -173,6 +176,7 @@ class Draws:
         """
         mode = _OfRows(start, stop, self._rows, self._states)
         try:
+            # Watching costs time for every operation, and greedy search draws nothing.
             if start and self._draws_nothing:
                 yield
             else:
@@ -231,10 +235,13 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
             self.problem = _OTHERWISE
             return None
         if not are_equal(self.expected, _now(self._states)):
-            self.problem = _OTHERWISE  # other code has drawn
+            # Other code has drawn.
+            self.problem = _OTHERWISE
             return None
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
-            return None  # torch raises what the whole call would have raised
+            # torch raises what the whole call would have raised.
+            return None
+        # The first draw of a part begins where the whole call began.
         if not self.number:
             set_generator_states(self._states)
         each = input.shape[0] // rows
@@ -264,6 +271,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
 
 def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
     """Return tokens for rows ``own`` of ``total``, and advance the generator by all rows."""
+    # CUDA's noise depends on the size of the tensor, so it is drawn for all rows at once.
     if not gives_row_by_row(probabilities.device, probabilities.dtype):
         noise = probabilities.new_empty((total, probabilities.shape[1])).exponential_(1)
         return _largest(probabilities, noise[own.start : own.stop], number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -53,16 +54,20 @@ _OTHERWISE: Final = "the image outputs of the parts differ in more than the imag
 
 def store_image_fields(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
     """Return a part's result without these fields, which go into ``stored``."""
-    own = {
-        name: result[name]
-        for name in names
-        if isinstance(result, Mapping) and result.get(name) is not None
-    }
+    own = {}
+    rest = {}
+    if isinstance(result, Mapping):
+        for name, value in result.items():
+            if name in names and value is not None:
+                own[name] = _changed(value, _OnHost)
+            else:
+                rest[name] = value
+    # The first part may run several times, because a call can begin again with other settings.
     if start == 0:
         stored.clear()
-    stored[start] = {name: _changed(value, _OnHost) for name, value in own.items()}
+    stored[start] = own
     if own:
-        return type(result)(**{name: value for name, value in result.items() if name not in own})
+        return type(result)(**rest)
     return result
 
 
@@ -75,10 +80,11 @@ def join_image_fields(result: Any, stored: Stored, place: Callable[[Any, Any], A
         ValueError: the parts differ in more than their images.
     """
     parts = [stored[start] for start in sorted(stored)]
-    fields = {
-        name: [part[name] for part in parts if name in part]
-        for name in dict.fromkeys(n for p in parts for n in p)
-    }
+    fields: dict[str, list[Any]] = {}
+    for part in parts:
+        # A part of rows without an image has no such field.
+        for name, value in part.items():
+            fields.setdefault(name, []).append(value)
     joined = {name: _joined(values, place, depth=None) for name, values in fields.items()}
     if joined:
         return type(result)(**{**result, **joined})
@@ -123,7 +129,7 @@ def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int |
             **{name: _joined(each, place, depth=depths.get(name)) for name, each in named.items()}
         )
     if type(first) in (list, tuple):
-        entries = [entry for value in values for entry in value]
+        entries = list(itertools.chain.from_iterable(values))
         if depth == 0 and all(isinstance(entry, _OnHost) for entry in entries):
             return type(first)(_joined([entry], place, depth=None) for entry in entries)
         if any(len(value) != len(first) for value in values):
@@ -132,9 +138,8 @@ def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int |
             inner = None
         else:
             inner = max(0, depth - 1)
-        return type(first)(
-            _joined(list(layer), place, depth=inner) for layer in zip(*values, strict=True)
-        )
+        layers = zip(*values, strict=True)
+        return type(first)(_joined(list(layer), place, depth=inner) for layer in layers)
     if any(value != first for value in values):
         raise ValueError(_OTHERWISE)
     return first
@@ -154,14 +159,24 @@ def _cat(tensors: list[Any]) -> Any:
 def texts_of_images(model: Any, arguments: Mapping[str, Any]) -> tuple[Media, int, int] | None:
     """Return the media, the images, and the texts per image; None for another model or call."""
     names = {base.__name__ for base in type(model).__mro__}
-    found = next((kind for kind in data()["texts_of_images"] if names & set(kind["classes"])), None)
+    found = None
+    for kind in data()["texts_of_images"]:
+        if names & set(kind["classes"]):
+            found = kind
+            break
     images: Any = None if found is None else arguments.get(found["images"])
     if found is None or not is_tensor(images) or not images.ndim:
         return None
-    texts = {name: arguments[name] for name in found["texts"] if arguments.get(name) is not None}
-    sizes = {
-        text.shape[0] if is_tensor(text) and text.ndim > 1 else None for text in texts.values()
-    }
+    texts = {}
+    for name in found["texts"]:
+        if arguments.get(name) is not None:
+            texts[name] = arguments[name]
+    sizes = set()
+    for text in texts.values():
+        if is_tensor(text) and text.ndim > 1:
+            sizes.add(text.shape[0])
+        else:
+            sizes.add(None)
     rows = images.shape[0]
     size = next(iter(sizes), None)
     if len(sizes) != 1 or size is None or not rows or size % rows:
@@ -209,28 +224,30 @@ class ForwardCall:
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
         """Read a call; ``not_splittable`` says why it cannot be split, None if it can."""
+        # The class's own method, because libraries replace the instance's with a wrapper.
         parameters = tuple(inspect.signature(type(model).forward).parameters)[1:]
         positional = parameters[: len(args)]
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
-        found = next(
-            (
-                name
-                for name in (*names("text"), *names("others"))
-                if is_input(name, arguments.get(name))
-            ),
-            None,
-        )
+        found = None
+        for name in (*names("text"), *names("others")):
+            if is_input(name, arguments.get(name)):
+                found = name
+                break
         trains = records_gradients(model, arguments.values())
         of_images = texts_of_images(model, arguments)
         rows = common_rows(arguments) if found is None else int(arguments[found].shape[0])
         texts = 1
         if rows is None:
-            with_tensors = [name for name, value in arguments.items() if any(tensors(value))]
+            with_tensors = []
+            for name, value in arguments.items():
+                if any(tensors(value)):
+                    with_tensors.append(name)
             given = ", ".join(with_tensors) or "no tensor"
             why = f"oomguard does not know which argument has one row per input: {given}"
             return cls(
                 model, args, kwargs, positional, 1, None, f"{why}. {guard_advice({}, 0)}", trains
             )
+        # A forward with *args has no names for them.
         if len(positional) == len(args):
             reason = None
         else:
@@ -297,6 +314,7 @@ class ForwardCall:
         parameters = inspect.signature(type(self.model).forward).parameters
         if "logits_to_keep" not in parameters or given.get("logits_to_keep"):
             return None
+        # The loss needs the logits of all positions.
         if given.get("labels") is not None:
             return None
         return (
@@ -307,14 +325,12 @@ class ForwardCall:
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, with their padding."""
         given = {**dict(self._positional()), **self.kwargs}
-        cut = {
-            name: self._changed(name, value, lambda t: t[start:stop])
-            for name, value in given.items()
-        }
+        cut = {}
+        for name, value in given.items():
+            cut[name] = self._changed(name, value, lambda t: t[start:stop])
         cut.update(self.media.part(given, start, stop))
-        return tuple(cut[name] for name in self.positional), {
-            name: cut[name] for name in self.kwargs
-        }
+        args = tuple(cut[name] for name in self.positional)
+        return args, {name: cut[name] for name in self.kwargs}
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
@@ -322,6 +338,7 @@ class ForwardCall:
         together = join_row_state(self.model, self.left, start, self.rows - stop)
         if self.attention is not None or self.chunk_tokens is not None:
             together = self._another_way(self.model, together)
+        # All rows at once draw as the user's call does, so nothing needs to be watched.
         if stop - start == self.rows:
             with together:
                 yield
@@ -434,7 +451,10 @@ class ForwardCall:
 
     def _weight(self, part: Any, start: int, stop: int) -> float | None:
         given = {**dict(self._positional()), **self.kwargs}
-        labels = {name: given[name][start:stop] for name in LABELS if given.get(name) is not None}
+        labels = {}
+        for name in LABELS:
+            if given.get(name) is not None:
+                labels[name] = given[name][start:stop]
         over = given.get(_ITEMS)
         if labels:
             return loss_weight(part, labels, None if over is None else float(over))
@@ -474,18 +494,20 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
     loss, logits = _loss_and_logits(result)
     if loss is None or not logits:
         return None
+    # A mean in half precision has only two or three digits.
     if loss.dtype in (torch.float32, torch.float64):
         tolerance = _TOLERANCE
     else:
         tolerance = _HALF_TOLERANCE
     shown_loss = loss.detach().double().cpu()
     means = list(_means(logits, labels))
-    if over and any(
-        torch.isclose(shown_loss, torch.tensor(total / over).double(), tolerance, 1e-7)
-        for total, _ in means
-    ):
-        return math.inf
-    found: dict[float, float] = {}  # by number of labels: the difference to their mean
+    if over:
+        for total, _ in means:
+            mean = torch.tensor(total / over).double()
+            if torch.isclose(shown_loss, mean, tolerance, 1e-7):
+                return math.inf
+    # By number of labels: the difference to their mean.
+    found: dict[float, float] = {}
     for total, count in means:
         mean = torch.tensor(total / count if count else float("nan")).double()
         if torch.isclose(shown_loss, mean, tolerance, 1e-7, equal_nan=True):
@@ -507,7 +529,11 @@ def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:
         entries = list(result.values())
     elif isinstance(result, tuple):
         entries = result
-    tensors = [entry for entry in entries if hasattr(entry, "untyped_storage")]
+    tensors = []
+    for entry in entries:
+        if hasattr(entry, "untyped_storage"):
+            tensors.append(entry)
+    # A loss is a number, and comes first in every output of transformers.
     if not tensors or tensors[0].dim() or entries[0] is not tensors[0]:
         return None, []
     return tensors[0], tensors[1:]
@@ -524,7 +550,8 @@ def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float
         yield from _of_numbers(first, wanted)
     elif first.dim() == wanted.dim() + 1 and first.shape[:-1] == wanted.shape:
         yield _cross_entropy(first, wanted)
-        if wanted.dim() == 2:  # each position predicts the next one
+        # Each position predicts the next one.
+        if wanted.dim() == 2:
             yield _cross_entropy(first[:, :-1], wanted[:, 1:])
     elif wanted.numel() == first.shape[0] and first.dim() == 2:
         yield _cross_entropy(first, wanted.reshape(-1))

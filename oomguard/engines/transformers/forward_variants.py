@@ -56,11 +56,11 @@ def _why_not_model(model: Any) -> str | None:
         return (
             f"{name} is not known to read its tokens in order, with a KV cache of the earlier ones"
         )
-    looks = [
-        causal
-        for module in model.modules()
-        if isinstance(causal := getattr(module, "is_causal", None), bool)
-    ]
+    looks = []
+    for module in model.modules():
+        causal = getattr(module, "is_causal", None)
+        if isinstance(causal, bool):
+            looks.append(causal)
     if not looks or not all(looks):
         return f"{name} may look at later tokens"
     if family not in compared_families():
@@ -78,16 +78,15 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
         if arguments.get(option, getattr(model.config, option, False)):
             return f"{option} cannot be joined along the tokens"
     named = inspect.signature(type(model).forward).parameters
-    if arguments.get("labels") is not None and (
-        loss := next((n for n in arguments if n not in named and n not in CACHE_NAMES), None)
-    ):
-        return f"the argument {loss} belongs to the loss of the whole call"
-    strange = next(
-        (name for name, value in arguments.items() if not _is_of_tokens(name, value)), None
-    )
-    if strange is None:
-        return why_packed(arguments)
-    return f"the argument {strange} has no axis of tokens"
+    if arguments.get("labels") is not None:
+        # `forward` hands arguments without a parameter of their own to the loss function.
+        for name in arguments:
+            if name not in named and name not in CACHE_NAMES:
+                return f"the argument {name} belongs to the loss of the whole call"
+    for name, value in arguments.items():
+        if not _is_of_tokens(name, value):
+            return f"the argument {name} has no axis of tokens"
+    return why_packed(arguments)
 
 
 @functools.cache
@@ -106,7 +105,8 @@ def _is_of_tokens(name: str, value: Any) -> bool:
     if name == _MASK:
         return value is None or getattr(value, "ndim", 0) == _MASK_AXES
     if name == "return_dict":
-        return value is not False  # a tuple cannot be joined along its tokens
+        # A tuple cannot be joined along its tokens.
+        return value is not False
     if name == "logits_to_keep":
         return value is None or isinstance(value, int)
     return (
@@ -160,6 +160,7 @@ def _replaced(model: Any, tokens: int) -> Iterator[None]:
     try:
         yield
     finally:
+        # accelerate's hooks may have set one on the model itself.
         if own is None:
             del model.forward
         else:
@@ -175,6 +176,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
     else:
         main = given["inputs_embeds"]
     total = main.shape[1]
+    # The loss is a mean over all tokens, so it is computed once, from the joined logits.
     labels = given.pop("labels", None)
     keeps_cache = given.get("use_cache")
     cache = given_cache(given)
@@ -189,6 +191,7 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
         wanted = kept - (total - stop)
         part = _part(given, start, stop, before)
         if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+            # 0 would mean all positions, so a chunk without a wanted one computes its last.
             part["logits_to_keep"] = min(max(1, wanted), stop - start)
         result = forward(
             **{**with_cache(part, name, cache), "use_cache": True, "return_dict": True}
@@ -199,17 +202,19 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
         result.logits = logits[0]
     else:
         result.logits = torch.cat(logits, dim=1)
+    # The chunks needed a cache, but the user did not ask for one.
     if not (model.config.use_cache if keeps_cache is None else keeps_cache):
         setattr(result, name, None)
     if labels is not None:
         result.loss = model.loss_function(
             logits=result.logits, labels=labels, vocab_size=model.config.vocab_size
         )
-    fields = {
-        name: getattr(result, name)
-        for name in ("loss", *result.keys())
-        if getattr(result, name) is not None
-    }
+    # The loss was set as an attribute, which an output without a loss does not list as a key.
+    fields = {}
+    for field in ("loss", *result.keys()):
+        value = getattr(result, field)
+        if value is not None:
+            fields[field] = value
     return type(result)(**fields)
 
 
@@ -253,25 +258,23 @@ def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | No
         return f"{STATE} needs the scores"
     if getattr(arguments.get("attention_mask"), "ndim", _MASK_AXES) != _MASK_AXES:
         return "its attention_mask is made for eager attention"
-    if any(
-        module._forward_hooks
-        for module in model.modules()
-        if "attention" in type(module).__name__.lower()
-    ):
-        return "your hook on its attention may read the scores"
+    for module in model.modules():
+        if module._forward_hooks and "attention" in type(module).__name__.lower():
+            return "your hook on its attention may read the scores"
     return None
 
 
 @contextlib.contextmanager
 def use_attention(model: Any, implementation: str) -> Iterator[None]:
     """Run a model with this attention implementation in the block."""
-    with ONE_CALL:  # the model's configuration is changed meanwhile
-        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-        before = {
-            id(c): (c, c._attn_implementation)
-            for c in configs
-            if hasattr(c, "_attn_implementation")
-        }
+    # The model's configuration is changed meanwhile, which calls in other threads would see.
+    with ONE_CALL:
+        before = {}
+        for module in model.modules():
+            config: Any = getattr(module, "config", None)
+            # Parts of a model may have configurations of their own.
+            if hasattr(config, "_attn_implementation"):
+                before[id(config)] = (config, config._attn_implementation)
         try:
             model.set_attn_implementation(implementation)
             yield

@@ -106,8 +106,10 @@ def is_row_argument(name: str) -> bool:
 
 def is_overridden(model: Any) -> bool:
     """Return whether a model class overrides transformers' ``generate``."""
-    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
-    return owner is not None and owner.__module__ != "transformers.generation.utils"
+    for base in type(model).__mro__:
+        if "generate" in vars(base):
+            return base.__module__ != "transformers.generation.utils"
+    return False
 
 
 def why_not_rows(model: Any) -> str | None:
@@ -157,6 +159,7 @@ def estimate_row_bytes(
         return sequences * generate_row_bytes(
             shape, prompt_tokens, max_new_tokens, padded=True, eager=eager
         )
+    # A configuration without the usual fields has no formula.
     except (OomguardError, TypeError, ValueError):
         return None
 
@@ -182,7 +185,8 @@ class GenerateCall:
     attention: str | None = None  # the attention implementation; None: the model's own
     cache_on_host: bool = False  # whether the layers of the KV cache wait on the host
     left_out: Any = None  # tokens that were cut from the prompts; None: none were
-    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)  # by part
+    # The row attributes that each part leaves, by its first row.
+    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -214,6 +218,7 @@ class GenerateCall:
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Let rows ``start`` to ``stop`` see the random numbers and state of the whole call."""
+        # The failed call, or the part before, may have changed both.
         self.began.restore(self.kwargs)
         self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
@@ -272,7 +277,8 @@ class GenerateCall:
                 self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             )
             if name == "position_ids" and known and value.dim() > 2:
-                known = False  # some models have an axis of three before the rows
+                # Some models have an axis of three before the rows.
+                known = False
             if not known and holds_tensors(value):
                 why = f"the argument {name} is not known to hold one row per input"
                 return f"{why}. {guard_advice(kwargs, rows)}"
@@ -299,24 +305,31 @@ class GenerateCall:
 
         media = self.media()
         assert isinstance(media, Media)  # noqa: S101 - not_splittable has checked it
-        args = tuple(
-            a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a
-            for i, a in enumerate(self.args)
-        )
-        kwargs = {
-            n: v[start:stop]
-            if (isinstance(v, torch.Tensor) and self.is_cut(n))
-            or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
-            else v
-            for n, v in self.kwargs.items()
-            if n not in media.starts
-        }
-        return args, {**kwargs, **media.given_to(self.kwargs, start, stop)}
+        args = list(self.args)
+        # The first positional argument is the main input; later ones are options.
+        if args and isinstance(args[0], torch.Tensor):
+            args[0] = args[0][start:stop]
+        kwargs = {}
+        for name, value in self.kwargs.items():
+            # Media are cut by their own starts, because a row may have several images or none.
+            if name in media.starts:
+                continue
+            is_rows = isinstance(value, torch.Tensor) and self.is_cut(name)
+            is_row_list = isinstance(value, (list, tuple)) and name in ROW_LISTS
+            if is_rows or is_row_list:
+                kwargs[name] = value[start:stop]
+            else:
+                kwargs[name] = value
+        return tuple(args), {**kwargs, **media.given_to(self.kwargs, start, stop)}
 
     def media(self) -> Media | str:
         """Return the rows of images and videos, or why they are unknown."""
         main = main_input(self.model, self.args, self.kwargs)
-        return media_of(self.model, {n: v for n, v in self.kwargs.items() if v is not main}, main)
+        others = {}
+        for name, value in self.kwargs.items():
+            if value is not main:
+                others[name] = value
+        return media_of(self.model, others, main)
 
     @property
     def puts_back(self) -> Collection[str]:
@@ -331,12 +344,12 @@ class GenerateCall:
         media = self.media()
         if isinstance(media, str) or media.starts or is_overridden(self.model):
             return frozenset()
-        unknown = {name: value for name, value in self.kwargs.items() if is_tensor(value)}
         # Generation options such as end tokens may have as many entries as there are rows.
         options = getattr(self.model, "generation_config", None)
-        unknown = {
-            n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)
-        }
+        unknown = {}
+        for name, value in self.kwargs.items():
+            if is_tensor(value) and not self._is_listed(name) and not hasattr(options, name):
+                unknown[name] = value
         return infer_row_arguments(unknown, self.rows, media.unmarked)
 
     def is_cut(self, name: str) -> bool:
@@ -353,7 +366,8 @@ class GenerateCall:
         if self.draws.problem is not None:
             return self.draws.problem
         if self.gives_record and isinstance(part, Mapping):
-            return None  # collecting the results checks every field
+            # Collecting the results checks every field.
+            return None
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
             return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
@@ -424,9 +438,9 @@ class GenerateCall:
         """Bytes that one row needs by a formula; None if no formula applies."""
         if self.attention is not None or self.cache_on_host or self.chunk_tokens is not None:
             return None
-        sequences = max(
-            int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams")
-        )
+        # `generate` runs a row once for each beam or returned sequence, whichever are more.
+        returned = int(self.option("num_return_sequences") or 1)
+        sequences = max(returned, int(self.option("num_beams") or 1))
         return estimate_row_bytes(
             self.model, self.prompt_tokens, self.max_new_tokens, sequences=sequences
         )

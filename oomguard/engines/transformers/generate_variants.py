@@ -76,7 +76,8 @@ def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
     if family not in compared_families():
         return f"models of the type {family} were not compared with a cache on the host"
     if torch_memory.is_simulated():
-        return replace(call, cache_on_host=True)  # transformers' own version needs CUDA streams
+        # The offloaded cache of transformers needs CUDA streams.
+        return replace(call, cache_on_host=True)
     if call.model.device.type != "cuda":
         return (
             f"the model is on {call.model.device.type}: transformers offloads a cache only from "
@@ -103,13 +104,10 @@ def _why_not_on_host(call: GenerateCall) -> str | None:
         return "the call uses its own cache"
     if call.weigh is not None:
         return "the result contains the cache"
-    own = next(
-        (name for name in _TAKES_BACK if call.kwargs.get(name) is not None or call.option(name)),
-        None,
-    )
-    if own is None:
-        return None
-    return f"{own} removes tokens from the cache"
+    for name in _TAKES_BACK:
+        if call.kwargs.get(name) is not None or call.option(name):
+            return f"{name} removes tokens from the cache"
+    return None
 
 
 def _quantized(call: GenerateCall) -> GenerateCall | str:
@@ -157,7 +155,8 @@ def cache_on_host(model: Any) -> Iterator[None]:
 
     def make(*args: Any, **kwargs: Any) -> Any:
         out = made(*args, **kwargs)
-        arguments = next(value for value in (*args, *kwargs.values()) if isinstance(value, dict))
+        # The method's parameters differ between versions of transformers, but one is the dict.
+        arguments = next(filter(_is_dict, (*args, *kwargs.values())))
         for name in CACHE_NAMES:
             if arguments.get(name) is not None:
                 kind: Any = type(arguments[name])
@@ -170,6 +169,10 @@ def cache_on_host(model: Any) -> Iterator[None]:
             yield
         finally:
             delattr(model, _MAKES_CACHE)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 @functools.cache
@@ -260,20 +263,22 @@ def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall |
         return value
 
     named = ("inputs", "input_ids", *_ALONG_PROMPT)
-    with torch_memory.on_host():  # views need no memory, even on a full simulated device
+    # Views need no memory, even on a full simulated device.
+    with torch_memory.on_host():
         if call.args:
             args = (cut(call.args[0]), *call.args[1:])
         else:
             args = ()
-        kwargs = {
-            name: cut(value) if name in named else value for name, value in call.kwargs.items()
-        }
+        kwargs = dict(call.kwargs)
+        for name in kwargs.keys() & set(named):
+            kwargs[name] = cut(kwargs[name])
         whole_prompt = main_input(call.model, call.args, call.kwargs)
         if encodes:
             prompt = None
         else:
             prompt = whole_prompt[:, : whole - kept]
-    if not encodes:  # max_length includes the prompt
+    # `max_length` includes the prompt, which is shorter now.
+    if not encodes:
         kwargs.pop("max_length", None)
         kwargs["max_new_tokens"] = call.max_new_tokens
     return replace(call, args=args, kwargs=kwargs, prompt_tokens=kept, left_out=prompt)
@@ -395,7 +400,11 @@ def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | 
         return f"the call needs at least {max(least, in_all)} new tokens"
     if call.kwargs.get("custom_generate") is not None:
         return "custom_generate may use the tokens in an unknown way"
-    kept = {name: value for name, value in call.kwargs.items() if name != "max_length"}
+    # If a call has both limits, transformers logs a warning.
+    kept = {}
+    for name, value in call.kwargs.items():
+        if name != "max_length":
+            kept[name] = value
     return replace(call, kwargs={**kept, "max_new_tokens": int(tokens)})
 
 

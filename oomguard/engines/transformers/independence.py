@@ -100,10 +100,10 @@ def records_gradients(model: Any, arguments: Iterable[Any]) -> bool:
 
     if not torch.is_grad_enabled():
         return False
-    given = (value for value in arguments if isinstance(value, torch.Tensor))
-    return any(tensor.requires_grad for tensor in given) or any(
-        p.requires_grad for p in model.parameters()
-    )
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return True
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def why_rows_depend(
@@ -171,11 +171,13 @@ def rope_by_length(config: Any) -> tuple[str | None, Mapping[str, Any]]:
     The type is None if positions do not depend on the batch.
     """
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    # Some configurations have an entry for each type of layer.
     if isinstance(found, Mapping):
         each = (found, *found.values())
     else:
         each = ()
     for rope in each:
+        # Older configurations have the name "type".
         if isinstance(rope, Mapping):
             kind = rope.get("rope_type", rope.get("type"))
         else:
@@ -224,6 +226,7 @@ def user_code(model: Any) -> str | None:
                 if name:
                     return f"{name}.{attribute}"
                 return str(attribute)
+        # A model has many layers of one class.
         if kind not in seen:
             seen.add(kind)
             forward = getattr(kind, "forward", None)
@@ -255,7 +258,10 @@ def _place_of(field: Mapping[str, Any]) -> tuple[int, int]:
 
 def guard_advice(arguments: Mapping[str, Any], rows: int) -> str:
     """Return the line to write for a user who knows that rows do not depend on each other."""
-    names = [name for name, value in arguments.items() if rows > 1 and _entries(value) == rows]
+    names = []
+    for name, value in arguments.items():
+        if rows > 1 and _entries(value) == rows:
+            names.append(name)
     batch = ", ".join(f'"{name}"' for name in names) or "..."
     if len(names) > 1:
         batch = f"({batch})"
@@ -297,7 +303,10 @@ def _of_version(by_version: Mapping[str, str]) -> str | None:
     from packaging.version import Version
 
     here = Version(transformers.__version__)
-    older = [version for version in by_version if Version(version) <= here]
+    older = []
+    for version in by_version:
+        if Version(version) <= here:
+            older.append(version)
     if older:
         return by_version[max(older, key=Version)]
     return None
@@ -313,6 +322,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def _class_of(model: Any) -> str:
     """Return the class name of a model, or of the model that PEFT or torch.compile wraps."""
+    # torch.compile and PEFT wrap the model in a class of their own.
     inner = getattr(model, "_orig_mod", model)
     base = getattr(inner, "get_base_model", None)
     if callable(base):
@@ -331,7 +341,10 @@ def _drops(module: Any) -> bool:
         rates = [own.get("p"), own.get("drop_prob")]
     else:
         rates = []
-    rates += [value for name, value in own.items() if "drop" in name.lower()]
+    # Attention applies dropout by a function, so only an attribute of its module has the rate.
+    for name, value in own.items():
+        if "drop" in name.lower():
+            rates.append(value)
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
@@ -379,10 +392,10 @@ def names(group: str) -> tuple[str, ...]:
 
 def is_known(name: str) -> bool:
     """Return whether an argument with this name is listed."""
-    return any(
-        name in names(group)
-        for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch")
-    )
+    for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch"):
+        if name in names(group):
+            return True
+    return False
 
 
 def is_input(name: str, value: Any) -> bool:
@@ -440,7 +453,8 @@ def is_cut(name: str, value: Any, rows: int) -> bool:
     """Return whether a tensor with this name has one entry per row."""
     known = name in names("rows") or name in names("text") or name in names("others")
     if name == "position_ids" and value.ndim > 2:
-        known = False  # some models have an axis of three before the rows
+        # Some models have an axis of three before the rows.
+        known = False
     return bool(known and value.ndim > 0 and value.shape[0] == rows)
 
 
@@ -465,9 +479,15 @@ def common_rows(arguments: Mapping[str, Any]) -> int | None:
 
     At least one must be a tensor with several axes, because the entries of a list may be the rows.
     """
-    given = {name: value for name, value in arguments.items() if name not in names("whole")}
-    found = {_taken_rows_entries(tensor) for value in given.values() for tensor in tensors(value)}
-    has_input = any(is_tensor(value) and value.ndim > 1 for value in given.values())
+    found = set[int]()
+    has_input = False
+    for name, value in arguments.items():
+        # A value that every part gets whole says nothing about rows.
+        if name in names("whole"):
+            continue
+        found.update(map(_taken_rows_entries, tensors(value)))
+        if is_tensor(value) and value.ndim > 1:
+            has_input = True
     if len(found) == 1 and has_input:
         rows = found.pop()
     else:
@@ -481,16 +501,17 @@ def infer_row_arguments(
     arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()
 ) -> frozenset[str]:
     """Return the unlisted arguments with one entry per row; ``beside`` are listed ones to add."""
-    return frozenset(
-        name
-        for name, value in arguments.items()
-        if (name in beside or not is_known(name)) and _has_rows(value, rows)
-    )
+    found = []
+    for name, value in arguments.items():
+        if (name in beside or not is_known(name)) and _has_rows(value, rows):
+            found.append(name)
+    return frozenset(found)
 
 
 def _has_rows(value: Any, rows: int) -> bool:
     is_list = type(value) in (list, tuple) and len(value) != rows and all(map(is_tensor, value))
-    is_plain = is_tensor(value) or is_list  # a list with ``rows`` tensors may have one per row
+    # A list with ``rows`` tensors may have one per row.
+    is_plain = is_tensor(value) or is_list
     return is_plain and {_taken_rows_entries(tensor) for tensor in tensors(value)} == {rows}
 
 

@@ -70,15 +70,20 @@ def option_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name
 @functools.cache
 def _wrapping_models() -> dict[str, Mapping[str, Any]]:
     models = tomllib.loads(_WRAPPING.read_text())["model"]
-    return {name: model for model in models for name in model["classes"]}
+    by_class = {}
+    for model in models:
+        for name in model["classes"]:
+            by_class[name] = model
+    return by_class
 
 
 def _wrapping(cls: type) -> Mapping[str, Any]:
     """Return how a model class delegates ``generate``; empty if it generates itself."""
-    found: Mapping[str, Any] = next(
-        (m for c in cls.__mro__ if (m := _wrapping_models().get(c.__name__))), {}
-    )
-    return found
+    models = _wrapping_models()
+    for base in cls.__mro__:
+        if base.__name__ in models:
+            return models[base.__name__]
+    return {}
 
 
 def new_tokens(
@@ -92,6 +97,7 @@ def new_tokens(
     if total is None:
         return None
     encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    # A decoder behind an encoder starts without the prompt, so the whole length is new.
     if encoder_decoder:
         return int(total)
     if prompt_tokens is None:
@@ -137,7 +143,8 @@ def _begin_anew(positions: Any, mask: Any) -> bool:
     begins = positions[..., 1:] - positions[..., :-1] != 1
     if getattr(mask, "ndim", 0) == _MASK_AXES and mask.shape[-1] == positions.shape[-1]:
         shown = mask != 0
-        begins = begins & shown[:, 1:] & shown[:, :-1]  # ignore the positions of padding
+        # Ignore the positions of padding.
+        begins = begins & shown[:, 1:] & shown[:, :-1]
     return bool(begins.any())
 
 
@@ -148,18 +155,27 @@ CACHE_NAMES: Final = ("cache", "past_key_values")
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
     """Return the KV cache that a call gets; None without one."""
-    return next((arguments[name] for name in CACHE_NAMES if arguments.get(name) is not None), None)
+    for name in CACHE_NAMES:
+        if arguments.get(name) is not None:
+            return arguments[name]
+    return None
 
 
 def name_in(model: Any) -> str | None:
     """Return the name of the cache argument of a model's forward; None without one."""
     parameters = inspect.signature(type(model).forward).parameters
-    return next((name for name in CACHE_NAMES if name in parameters), None)
+    for name in CACHE_NAMES:
+        if name in parameters:
+            return name
+    return None
 
 
 def with_cache(arguments: Mapping[str, Any], name: str, cache: Any) -> dict[str, Any]:
     """Return a call's arguments with this cache under this name only."""
-    others = {key: value for key, value in arguments.items() if key not in CACHE_NAMES}
+    others = {}
+    for key, value in arguments.items():
+        if key not in CACHE_NAMES:
+            others[key] = value
     return {**others, name: cache}
 
 
@@ -181,10 +197,13 @@ def input_name(model: Any, kwargs: Mapping[str, Any]) -> str | None:
 
     It is the model's own main input (images, sound) if there are no tokens.
     """
-    found = next((name for name in _INPUTS if kwargs.get(name) is not None), None)
-    if found is None and kwargs.get(own := _own_name(model)) is not None:
+    for name in _INPUTS:
+        if kwargs.get(name) is not None:
+            return name
+    own = _own_name(model)
+    if kwargs.get(own) is not None:
         return own
-    return found
+    return None
 
 
 def by_name(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +226,8 @@ def positional_names(model: Any) -> tuple[str, ...]:
 
     If it takes any arguments, the names are those of the function that it calls.
     """
-    get_base = getattr(model, "get_base_model", None)  # PEFT's
+    # PEFT's wrapper hands the arguments on, so only the model inside names them.
+    get_base = getattr(model, "get_base_model", None)
     if callable(get_base):
         inner = type(get_base())
     else:
@@ -216,11 +236,11 @@ def positional_names(model: Any) -> tuple[str, ...]:
         if "generate" in vars(kind):
             parameters = list(inspect.signature(vars(kind)["generate"]).parameters.values())[1:]
             if parameters and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                return tuple(
-                    each.name
-                    for each in parameters
-                    if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-                )
+                positional = []
+                for each in parameters:
+                    if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                        positional.append(each.name)
+                return tuple(positional)
     return _NAMES
 
 
@@ -230,8 +250,11 @@ def _own_name(model: Any) -> str:
         encoder = getattr(model, "encoder", None)
     else:
         encoder = None
-    names = (getattr(each, "main_input_name", None) for each in (encoder, model))
-    return next((name for name in names if isinstance(name, str)), "")
+    for each in (encoder, model):
+        name = getattr(each, "main_input_name", None)
+        if isinstance(name, str):
+            return name
+    return ""
 
 
 def _is_encoder_decoder(model: Any) -> bool:
@@ -345,11 +368,11 @@ class Media:
 
     def given_to(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
         """Return ``part`` without empty arguments, because ``generate`` treats None as an image."""
-        return {
-            name: value
-            for name, value in self.part(arguments, start, stop).items()
-            if value is not None
-        }
+        given = {}
+        for name, value in self.part(arguments, start, stop).items():
+            if value is not None:
+                given[name] = value
+        return given
 
 
 def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
@@ -382,8 +405,7 @@ def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
 
 def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
     """Return whether there is one entry per text, and the model has no token for media."""
-    tokens = (name for kind in data()["kind"] for name in kind["token"])
-    has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
+    has_tokens = any(_token_of(kind, config) is not None for kind in data()["kind"])
     if getattr(ids, "ndim", 0):
         texts = ids.shape[0]
     else:
@@ -393,30 +415,46 @@ def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
 
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the kind of an argument, by the other arguments that count its entries."""
-    kinds = [kind for kind in data()["kind"] if kind["values"] == name]
-    counts = (
-        [kind[how] for how in ("grid", "numbers", "sizes", "mask") if how in kind] for kind in kinds
-    )
-    given = (all(arguments.get(argument) is not None for argument in names) for names in counts)
-    found: Mapping[str, Any] = next(
-        (kind for kind, is_given in zip(kinds, given, strict=True) if is_given), kinds[-1]
-    )
-    return found
+    last: Mapping[str, Any] = {}
+    for kind in data()["kind"]:
+        if kind["values"] != name:
+            continue
+        last = kind
+        counts = _named_in(kind, ("grid", "numbers", "sizes", "mask"))
+        if all(arguments.get(argument) is not None for argument in counts):
+            break
+    # If no kind has all its counts, the last one explains what is missing.
+    return last
+
+
+def _named_in(kind: Mapping[str, Any], ways: Iterable[str]) -> list[str]:
+    """Return the arguments that a kind names for these ways to count, if it names any."""
+    named = []
+    for how in ways:
+        if how in kind:
+            named.append(kind[how])
+    return named
 
 
 def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> Starts | str | None:
     """Return the row starts of media that a model reads row by row; None for other models."""
     names = {base.__name__ for base in type(model).__mro__}
-    found = next(
-        (e for e in data()["of_rows"] if name in e["arguments"] and names & set(e["classes"])), None
-    )
+    found = None
+    for entry in data()["of_rows"]:
+        if name in entry["arguments"] and names & set(entry["classes"]):
+            found = entry
+            break
     if found is None or getattr(ids, "ndim", 0) != 2:
         return None
     rows = ids.shape[0]
-    given = [each for each in found["arguments"] if arguments.get(each) is not None]
-    for each in given:
-        if not is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
+    given = []
+    for each in found["arguments"]:
+        value = arguments.get(each)
+        if value is None:
+            continue
+        if not is_tensor(value) or value.shape[:1] != (rows,):
             return f"the argument {each} does not have one entry per row"
+        given.append(each)
     if "images" in found and not _tokens_count_images(
         arguments[found["images"]], _own_tokens(model, ids, "image")
     ):
@@ -440,16 +478,23 @@ def _which_show(images: Any) -> list[bool]:
 
 def _own_tokens(model: Any, ids: Any, what: str) -> list[int] | None:
     """Return the media tokens in each row; None if the configuration names no token."""
-    kind = next(
-        kind for kind in data()["kind"] if any(name.startswith(what) for name in kind["token"])
-    )
-    return _tokens(kind, getattr(model, "config", None), ids)
+    for kind in data()["kind"]:
+        if any(name.startswith(what) for name in kind["token"]):
+            return _tokens(kind, getattr(model, "config", None), ids)
+    return None
+
+
+def _token_of(kind: Mapping[str, Any], config: Any) -> int | None:
+    """Return the token that stands for a kind of media; None if the configuration names none."""
+    for name in kind["token"]:
+        token = getattr(config, name, None)
+        if isinstance(token, int):
+            return token
+    return None
 
 
 def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
-    token = next(
-        (t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None
-    )
+    token = _token_of(kind, config)
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
         return None
     return compute_on_host(
@@ -463,16 +508,16 @@ def _starts(
     counts = [kind.get(how) for how in ("grid", "mask", "numbers", "sizes")]
     values = arguments[kind["values"]]
     (grid, mask, numbers, sizes) = (name and arguments.get(name) for name in counts)
-    if not all(
-        is_tensor(value) for value in (values, grid, mask, numbers, sizes) if value is not None
-    ):
-        return "it is not a tensor"
+    for value in (values, grid, mask, numbers, sizes):
+        if value is not None and not is_tensor(value):
+            return "it is not a tensor"
     own = _tokens(kind, config, ids)
     if own is None:
         return _why_no_token(config, values, ids)
-    beside = {
-        name: value for name in kind.get("each", ()) if (value := arguments.get(name)) is not None
-    }
+    beside = {}
+    for name in kind.get("each", ()):
+        if arguments.get(name) is not None:
+            beside[name] = arguments[name]
     found: Starts | str
     if grid is not None:
         found = _by_grid(kind, config, values, grid, own)
@@ -492,7 +537,7 @@ def _starts(
             first = None
         else:
             first = _numbers_by_row(own, each)
-        names = [kind[how] for how in ("values", "sizes", "mask") if how in kind]
+        names = _named_in(kind, ("values", "sizes", "mask"))
         if first is None:
             found = _NOT_COUNTED
         else:
@@ -560,10 +605,8 @@ def _why_no_token(config: Any, values: Any, ids: Any) -> str:
         texts = None
     if texts is not None and values.ndim and texts != values.shape[0]:
         return f"no token stands for it, and there are {texts} texts for {values.shape[0]} images"
-    has_towers = all(
-        getattr(config, name, None) is not None for name in ("text_config", "vision_config")
-    )
-    if has_towers:
+    has_text = getattr(config, "text_config", None) is not None
+    if has_text and getattr(config, "vision_config", None) is not None:
         return _TOWERS
     return "no token stands for it"
 

@@ -40,7 +40,10 @@ class FeaturesCall:
             given = args[0]
         else:
             given = kwargs.get("features")
-        tensors = {name: value for name, value in dict(given or {}).items() if is_tensor(value)}
+        tensors = {}
+        for name, value in dict(given or {}).items():
+            if is_tensor(value):
+                tensors[name] = value
         features = ForwardCall.of(model, (), tensors)
         known = (
             len(args) == 1
@@ -94,6 +97,7 @@ class FeaturesCall:
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop`` of each feature."""
+        # Entries that are not tensors, such as the prompt's length, go to each part whole.
         _, cut = self.features.part(start, stop)
         given = self.args[0]
         return (type(given)({**given, **cut}),), dict(self.kwargs)
@@ -147,6 +151,7 @@ class AdaptersCall(GenerateCall):
         try:
             with GenerateCall.around(self, start, stop):
                 yield
+        # A part that fails leaves its hooks too.
         finally:
             _remove_hooks(self.model)
 
@@ -186,13 +191,12 @@ class HarnessCall(GenerateCall):
 def _remove_hooks(model: Any) -> None:
     for module in model.modules():
         hooks = module._forward_pre_hooks
-        for number in [
-            n
-            for n, hook in hooks.items()
-            if getattr(getattr(hook, "func", hook), "__name__", "") in _HOOKS
-        ]:
-            del hooks[number]
-            module._forward_pre_hooks_with_kwargs.pop(number, None)
+        # A copy, because the loop removes entries.
+        for number, hook in list(hooks.items()):
+            function = getattr(hook, "func", hook)
+            if getattr(function, "__name__", "") in _HOOKS:
+                del hooks[number]
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:

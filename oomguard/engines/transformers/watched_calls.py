@@ -120,13 +120,12 @@ def held_bytes() -> int:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    kept = (
-        leaf
-        for container in _own()
-        for leaf in tree_leaves(container.tensors)
-        if isinstance(leaf, torch.Tensor)
-    )
-    return sum(tensor.nbytes for tensor in kept if torch_memory.counts(tensor))
+    size_bytes = 0
+    for container in _own():
+        for leaf in tree_leaves(container.tensors):
+            if isinstance(leaf, torch.Tensor) and torch_memory.counts(leaf):
+                size_bytes += leaf.nbytes
+    return size_bytes
 
 
 def move_to_host() -> None:
@@ -148,11 +147,12 @@ def move_to_host() -> None:
 
 def _own() -> list[Any]:
     thread = threading.get_ident()
-    return [
-        container
-        for container, of in list(_kept.items())
-        if of == thread and hasattr(container, _MOVES)
-    ]
+    own = []
+    # A copy, because other threads add containers, and the garbage collector removes them.
+    for container, of in list(_kept.items()):
+        if of == thread and hasattr(container, _MOVES):
+            own.append(container)
+    return own
 
 
 def _begin_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallState:
@@ -251,10 +251,9 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
     import wrapt
 
     wraps = [(module, functools.partial(_wrap, method, read)) for module, method, read in WATCHED]
-    wraps += [
-        (module, functools.partial(_put_around, functools.partial(often, read), method))
-        for module, method, read in OFTEN
-    ]
+    for module, method, read in OFTEN:
+        handle = functools.partial(often, read)
+        wraps.append((module, functools.partial(_put_around, handle, method)))
     wraps.append(
         ("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside))
     )
@@ -310,6 +309,7 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
     is_compiling = torch.compiler.is_compiling
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch.compile cannot trace a guard, and `generate` calls the model for each token.
         if is_compiling() or is_inside():
             return base.__call__(self, *args, **kwargs)
         return often(_read_forward, functools.partial(base.__call__, self), self, args, kwargs)
@@ -322,7 +322,8 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
 def _wrap(method: str, read: ReadCall, module: Any) -> None:
     owner, _, name = method.partition(".")
     if not hasattr(getattr(module, owner, None), name):
-        return  # this version lacks the method
+        # This version lacks the method.
+        return
     _put_around(functools.partial(_handlers[0], read), method, module)
     _wrap_overriding(getattr(module, owner), name, OverridingReader(read))
 
@@ -340,6 +341,7 @@ def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
         wrap(cls)
 
     below = list(base.__subclasses__())
+    # A class with two bases comes up twice, and must not be wrapped twice.
     seen = set()
     while below:
         cls = below.pop()
@@ -347,5 +349,6 @@ def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
             seen.add(cls)
             wrap(cls)
             below += cls.__subclasses__()
+    # A base with a method of its own would lose it.
     if "__init_subclass__" not in base.__dict__:
         base.__init_subclass__ = classmethod(init_subclass)

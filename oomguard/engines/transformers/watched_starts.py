@@ -29,7 +29,8 @@ def watch(handler: StartHandler) -> None:
     import wrapt
 
     if _MODULE in sys.modules:
-        _wrap(importlib.import_module(_MODULE))  # waits if another thread is still importing it
+        # The import waits if another thread is still importing the module.
+        _wrap(importlib.import_module(_MODULE))
     else:
         wrapt.register_post_import_hook(_wrap, _MODULE)
 

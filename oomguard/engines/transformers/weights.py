@@ -65,6 +65,7 @@ def weight_device_of(given: Any) -> WeightDevice:
     import torch
 
     is_chosen = given is not None and not (isinstance(given, str) and given in AUTOMATIC)
+    # A simulated device has one index, and its tensors are on the CPU, whatever the program names.
     if torch_memory.is_simulated():
         return WeightDevice(0, True, is_chosen)
     if isinstance(given, dict):
@@ -87,7 +88,8 @@ def weight_device_of(given: Any) -> WeightDevice:
     else:
         index = device.index
     if index != torch.cuda.current_device():
-        raise NotOneDeviceError  # allocated memory is counted on the current device only
+        # Allocated memory is counted on the current device only.
+        raise NotOneDeviceError
     return WeightDevice(index, False, is_chosen)
 
 
@@ -105,6 +107,7 @@ def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -
         model = read_model(files, dtype=own or "auto", quantization=quantization)
     except OomguardError:
         return None
+    # Without a named type each tensor keeps the one in its file, and the headers have its bytes.
     if own is None and quantization is None and files.parameters is not None:
         return _weights(((p.name, p.bytes) for p in files.parameters), model.shape)
     if files.parameters is None and not model.exact:
@@ -117,16 +120,19 @@ def _named_dtype(files: ModelFiles) -> str | None:
 
     Without one each tensor is loaded with the type in its file.
     """
-    parts = (files.config, *(part for part in files.config.values() if isinstance(part, dict)))
-    named = (str(part.get("dtype") or part.get("torch_dtype")) for part in parts)
-    return next((name for name in named if name in _KNOWN), None)
+    # A model of several parts may name the type in the part with the text.
+    for part in (files.config, *_parts(files.config)):
+        name = str(part.get("dtype") or part.get("torch_dtype"))
+        if name in _KNOWN:
+            return name
+    return None
 
 
 def weights_in(model: Any) -> Weights:
     """Return the weights of a loaded model."""
-    sizes = {
-        name: tensor.nbytes for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
+    sizes = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        sizes[name] = tensor.nbytes
     try:
         shape = read_shape(model.config.to_dict())
     except (OomguardError, AttributeError):
@@ -168,7 +174,8 @@ _KNOWN: Final = frozenset({"float32", "float16", "bfloat16"})
 # Load a checkpoint's weights in fewer bits: 16 instead of 32, or 8 and 4 with an installed library.
 
 _FILE: Final = Path(__file__).with_name("lighter_weights.toml")
-_HALF: Final = "bfloat16"  # it has the range of float32, so nothing overflows
+# bfloat16 has the range of float32, so nothing overflows.
+_HALF: Final = "bfloat16"
 _BITS: Final = (8, 4)
 
 
@@ -191,16 +198,21 @@ def lighter_loads(
         place: the device of the weights.
         is_quantized: whether the program already quantizes them.
     """
-    own = files is not None and any(
-        "quantization_config" in part for part in (files.config, *_parts(files.config))
-    )
-    if is_quantized or own:
+    if is_quantized:
         return ()
+    if files is not None:
+        for part in (files.config, *_parts(files.config)):
+            if "quantization_config" in part:
+                return ()
     return (*_half(files, dtype), *(_quantized(bits, files, dtype, place) for bits in _BITS))
 
 
-def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (part for part in config.values() if isinstance(part, Mapping))
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parts: list[Mapping[str, Any]] = []
+    for part in config.values():
+        if isinstance(part, Mapping):
+            parts.append(part)
+    return parts
 
 
 def _half(files: ModelFiles | None, dtype: str) -> Iterator[LighterLoad]:
@@ -215,15 +227,20 @@ def _half(files: ModelFiles | None, dtype: str) -> Iterator[LighterLoad]:
 
 
 def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDevice) -> LighterLoad:
-    rows = [
-        row for row in _rows() if row["bits"] == bits and not (row["cuda"] and place.is_simulated)
-    ]
-    row = next((row for row in rows if _is_installed(row.get("module", row["package"]))), None)
+    packages = []
+    row = None
+    for way in _rows():
+        # Some libraries have kernels for CUDA only, which a simulated device cannot run.
+        if way["bits"] != bits or (way["cuda"] and place.is_simulated):
+            continue
+        packages.append(way["package"])
+        if _is_installed(way.get("module", way["package"])):
+            row = way
+            break
     if row is None:
-        names = ", ".join(row["package"] for row in rows)
         why = (
-            f"weights of {bits} bits need one of {names}. Install one: pip install "
-            f"{rows[0]['package']}"
+            f"weights of {bits} bits need one of {', '.join(packages)}. Install one: pip install "
+            f"{packages[0]}"
         )
         return LighterLoad(
             LighterWeights("quantization", f"{bits}bit", None, None, why), lambda: None
@@ -263,10 +280,9 @@ def _is_installed(module: str) -> bool:
 def _config(row: Mapping[str, Any]) -> Any:
     import transformers
 
-    made = {
-        name: getattr(importlib.import_module(module), kind)()
-        for name, (module, kind) in row.get("made", {}).items()
-    }
+    made = {}
+    for name, (module, kind) in row.get("made", {}).items():
+        made[name] = getattr(importlib.import_module(module), kind)()
     return getattr(transformers, row["config"])(**row.get("options", {}), **made)
 
 
@@ -308,7 +324,11 @@ def offload_layers(
             model, device_map=found, skip_keys=getattr(model, "_skip_keys_device_placement", None)
         )
         return
-    _hook(model, [name for name, where in found.items() if where == "cpu"], list(found))
+    waiting = []
+    for name, where in found.items():
+        if where == "cpu":
+            waiting.append(name)
+    _hook(model, waiting, list(found))
     model.hf_device_map = found
 
 
@@ -342,9 +362,11 @@ def _hook(model: Any, waiting: list[str], names: list[str]) -> None:
         return any(tensor == name or tensor.startswith(f"{name}.") for name in waiting)
 
     with torch_memory.on_host():
-        tensors = {
-            name: tensor.detach() for name, tensor in model.state_dict().items() if waits(name)
-        }
+        tensors = {}
+        for name, weight in model.state_dict().items():
+            if waits(name):
+                tensors[name] = weight.detach()
+        # The hooks replace each parameter by a placeholder, which unties shared ones.
         tied = find_tied_parameters(model)
         attach_align_device_hook_on_blocks(
             model,
@@ -374,8 +396,10 @@ def read_move(
         else:
             given = kwargs.get("device")
         return Move(wrapped, args, kwargs, weight_device_of("cuda" if given is None else given))
+    # `to` has several signatures, and only torch's own parser knows them all.
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
-    if device is None:  # only the data type changes
+    # Such a call changes only the data type.
+    if device is None:
         raise NotOneDeviceError
     return Move(wrapped, args, kwargs, weight_device_of(device))
 
@@ -438,6 +462,7 @@ class Move:
         try:
             return self._wrapped(*self._args, **self._kwargs)
         except Exception as error:
+            # Weights that have moved would take the memory that the next attempt needs.
             if may_be_oom(error) and not self.place.is_simulated:
                 torch.nn.Module.to(self._model, "cpu")
             raise
@@ -449,10 +474,12 @@ class Move:
     def lighter(self) -> tuple[LighterWeights, ...]:
         """Return the weights in 16 bits, if some have 32."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
-        need = sum(
-            t.nbytes // 2 if t.is_floating_point() and t.element_size() == 4 else t.nbytes
-            for t in tensors
-        )
+        need = 0
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.element_size() == 4:
+                need += tensor.nbytes // 2
+            else:
+                need += tensor.nbytes
         if need == sum(tensor.nbytes for tensor in tensors):
             return ()
         return (LighterWeights("dtype", "bfloat16", 'dtype="bfloat16"', need),)
@@ -506,9 +533,9 @@ class Load:
     @property
     def why_not_on_host(self) -> str | None:
         """Why layers cannot wait on the host; None if they can."""
-        own = next((name for name in _OWN if self._kwargs.get(name) is not None), None)
-        if own is not None:
-            return f"{own} places the weights"
+        for name in _OWN:
+            if self._kwargs.get(name) is not None:
+                return f"{name} places the weights"
         if _has_accelerate():
             return None
         return "accelerate is not installed: pip install accelerate"
@@ -519,29 +546,36 @@ class Load:
 
         kwargs = dict(self._kwargs)
         share = changed.get(ON_DEVICE)
-        for setting in (name for name in changed if name != ON_DEVICE):
+        for setting, value in changed.items():
             if setting == "dtype":
-                kwargs = {name: value for name, value in kwargs.items() if name not in _DTYPES}
-                kwargs["dtype"] = getattr(torch, str(changed[setting]))
-            else:
-                kwargs["quantization_config"] = next(
-                    way.config() for way in self._lighter() if way.plan.value == changed[setting]
-                )
+                # The program may have used the argument's older name.
+                for name in _DTYPES:
+                    kwargs.pop(name, None)
+                kwargs["dtype"] = getattr(torch, str(value))
+            elif setting != ON_DEVICE:
+                kwargs["quantization_config"] = self._quantization(value)
         if self.place.is_simulated:
             return self._simulated(kwargs, share)
         if share is not None:
             limits: dict[int | str, int] = {self.place.index: int(share)}
             if host_bytes is not None:
                 limits["cpu"] = host_bytes
+            # "sequential" fills the device up to its limit before it uses the host.
             kwargs |= {"device_map": "sequential", "max_memory": limits}
         return self._wrapped(*self._args, **kwargs)
+
+    def _quantization(self, value: FactValue) -> Any:
+        for way in self._lighter():
+            if way.plan.value == value:
+                return way.config()
+        raise LookupError(value)
 
     def _simulated(self, kwargs: dict[str, Any], share: FactValue | None) -> Any:
         """Load the model on the host, then count it on the simulated device."""
         with torch_memory.on_host():
-            loaded = self._wrapped(
-                *self._args, **{name: kwargs[name] for name in kwargs if name != "device_map"}
-            )
+            # accelerate does not know the simulated device; the layers are placed below instead.
+            kwargs.pop("device_map", None)
+            loaded = self._wrapped(*self._args, **kwargs)
         if isinstance(loaded, tuple):
             model = loaded[0]
         else:
@@ -568,10 +602,11 @@ class Load:
 
     @property
     def _dtype(self) -> str:
-        given = next(
-            (self._kwargs[name] for name in _DTYPES if self._kwargs.get(name) is not None), "auto"
-        )
-        return str(given).removeprefix("torch.")
+        for name in _DTYPES:
+            given = self._kwargs.get(name)
+            if given is not None:
+                return str(given).removeprefix("torch.")
+        return "auto"
 
     @functools.cached_property
     def _files(self) -> ModelFiles | None:
@@ -609,7 +644,10 @@ def _folder_of(name: str, kwargs: Mapping[str, Any]) -> Path | None:
         within = f"{sub}/config.json"
     else:
         within = "config.json"
-    options = {key: kwargs[key] for key in ("cache_dir", "revision") if kwargs.get(key) is not None}
+    options = {}
+    for key in ("cache_dir", "revision"):
+        if kwargs.get(key) is not None:
+            options[key] = kwargs[key]
     found = try_to_load_from_cache(name, within, **options)
     if isinstance(found, str):
         return Path(found).parent
