@@ -140,15 +140,23 @@ def of_stage(plan: Any, stage: int | None) -> Any:
 
 
 def pool_gib(row: dict[str, Any], plan: dict[str, Any]) -> float | None:
-    """Return the printed pool; from the printed tokens, which are linear in it, where it was not
-    printed.
+    """Return the printed pool, or the size of the printed tokens if it was not printed.
+
+    The tokens are whole blocks, so they are compared with the plan's whole blocks: a part of a
+    block would make the result depend on the constants that are fitted to it.
     """
     printed = row["printed"]
     if printed.get("available_kv_gib"):
         return float(printed["available_kv_gib"])
     tokens = printed.get("kv_tokens")
     if tokens:
-        return plan["kv_cache_pool_bytes"] / GIB * tokens / plan["kv_cache_tokens"]
+        blocks = plan["kv_cache_blocks"]
+        pool_bytes = plan["kv_cache_pool_bytes"]
+        whole_bytes = blocks * plan["kv_cache_block_tokens"] * plan["kv_bytes_per_token"]
+        # Layers with a state take memory beyond the tokens; only then the whole pool counts.
+        if pool_bytes - whole_bytes < pool_bytes / blocks:
+            pool_bytes = whole_bytes
+        return pool_bytes / GIB * tokens / plan["kv_cache_tokens"]
     return None
 
 
