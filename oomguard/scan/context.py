@@ -973,6 +973,9 @@ class UserFrames:
 
 def _argument(source: str) -> str | None:
     """Return the first argument of the first call in a source line, or None."""
+    # What an exception is raised with holds no rows.
+    if source.startswith("raise "):
+        return None
     text = source.removeprefix("return ").removeprefix("with ").rstrip(":")
     try:
         tree = ast.parse(text)

@@ -99,7 +99,7 @@ def test_lost_device_is_replaced_even_if_still_leased(gpus):
     with start(gpus, options, loses(gpus, 0, count=2)) as job:
         out, errors = job.communicate(timeout=100)
     assert (job.returncode, out) == (0, "on 0\non 1\n"), errors
-    assert 'GPU 0 is left: reason="it does not answer: GPU is lost' in errors
+    assert 'No longer using GPU 0: reason="it does not answer: GPU is lost' in errors
 
 
 def test_lost_device_without_another_ends_the_run(gpus):

@@ -304,7 +304,7 @@ def test_switched_off_marked_tests_are_left_out_with_the_reason(tmp_path):
 PLAIN = """
 import sys
 def test_nothing_of_ours_was_loaded():
-    assert "torch" not in sys.modules and "oomguard.testing.limit" not in sys.modules
+    assert "torch" not in sys.modules and "oomguard.testing.simulated_device" not in sys.modules
 """
 
 

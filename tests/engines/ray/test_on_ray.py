@@ -86,7 +86,9 @@ def test_failure_in_an_actor_is_explained_there_and_unwrapped(subtests, told):
 
 
 def test_exception_reported_in_its_worker_is_not_repeated(told: dict[str, Any]):
-    assert len(told["actors"]["method fails"]["notes"]) == 1
+    notes = told["actors"]["method fails"]["notes"]
+    assert "".join(notes).count("CUDA out of memory: 20.00 MiB requested") == 1
+    assert len(notes) == 2  # and why it did not run in parts
 
 
 def test_a_tasks_error_is_unwrapped_to_its_cause(told: dict[str, Any]):
