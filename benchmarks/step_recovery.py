@@ -49,7 +49,7 @@ FAULTS = ("passing", "large step", "large batch", "one request", "gone")
 # Testers' programs whose engine starts well and runs out of memory at work, with real limits.
 AT_WORK = ("aa08_rollouts_sixteen_a_prompt_top_p", "aa17_bench_latency_wide_mlp_step")
 LEAK = {"way": "leak", "failures": 1000, "lengths": [20, 60], "tokens": 8}
-COST = {"way": "cost", "turns": 40, "lengths": [20, 200], "tokens": 32}
+COST = {"way": "cost", "turns": 240, "lengths": [20, 200], "tokens": 32}
 COST_GOAL_RATIO = 0.995
 PAUSE_GOAL_MS = 20.0
 WORST_GOAL_MS = 1000.0
