@@ -498,12 +498,12 @@ def common_rows(arguments: Mapping[str, Any]) -> int | None:
 
 
 def infer_row_arguments(
-    arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()
+    arguments: Mapping[str, Any], rows: int, listed: Collection[str] = ()
 ) -> frozenset[str]:
-    """Return the unlisted arguments with one entry per row; ``beside`` are listed ones to add."""
+    """Return arguments with one entry per row: unlisted ones, and those that ``listed`` names."""
     found = []
     for name, value in arguments.items():
-        if (name in beside or not is_known(name)) and _has_rows(value, rows):
+        if (name in listed or not is_known(name)) and _has_rows(value, rows):
             found.append(name)
     return frozenset(found)
 

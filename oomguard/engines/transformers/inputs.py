@@ -514,10 +514,10 @@ def _starts(
     own = _tokens(kind, config, ids)
     if own is None:
         return _why_no_token(config, values, ids)
-    beside = {}
+    per_item = {}
     for name in kind.get("each", ()):
         if arguments.get(name) is not None:
-            beside[name] = arguments[name]
+            per_item[name] = arguments[name]
     found: Starts | str
     if grid is not None:
         found = _by_grid(kind, config, values, grid, own)
@@ -548,7 +548,7 @@ def _starts(
         first = found[kind.get("grid", "")]
     else:
         first = found[kind["values"]]
-    for name, value in beside.items():
+    for name, value in per_item.items():
         if len(value) != first[-1]:
             return f"the argument {name} has {len(value)} entries for {first[-1]}"
         found[name] = first
